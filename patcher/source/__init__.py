@@ -1,0 +1,1 @@
+"""From bytes to trees: conditionals resolved, specifiers blanked, offsets kept."""
