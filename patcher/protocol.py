@@ -119,3 +119,8 @@ def state_type_holds(condition: Term, version: Version) -> bool | None:
     if "device_state_v2" in text:
         return version >= QP_MAJOR_SINCE
     return None
+
+
+def epoch(version: Version) -> int:
+    """Which form of the protocol a release has: 0 before the proxy's slot, 1 with it, 2 with QP-major RC QPs too."""
+    return (version >= PROXY_SLOT_SINCE) + (version >= QP_MAJOR_SINCE)

@@ -1,0 +1,156 @@
+"""What the fixes of the submit path share: reading the ordering CAS and what follows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tree_sitter import Node
+
+from patcher import protocol
+from patcher.facts import Facts
+from patcher.machine import Event, Fence, Path, Rmw, Scope, Site, Store
+from patcher.machine.state import atom
+from patcher.machine.terms import Term, operation
+from patcher.model import Evidence, Judgement, Verdict
+from patcher.protocol import Version
+from patcher.source.unit import Function
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """One path of a submit function, seen from its ordering CAS.
+
+    ``won`` tells whether the path goes on only after the CAS succeeded; ``mode`` is the value of
+    ``use_async_postsend`` on the path, None where the code does not ask.
+    """
+
+    function: Function
+    path: Path
+    cas: Rmw
+    before: tuple[Event, ...]
+    after: tuple[Event, ...]
+    won: bool
+    mode: bool | None
+    nic_on_gpu: bool | None
+
+    @property
+    def queue(self) -> str:
+        """The queue that orders submitters here."""
+        return protocol.member(self.cas.place)
+
+    @property
+    def new_index(self) -> Term:
+        """The producer index after this submission."""
+        return self.cas.operands[-1]
+
+    def could_be(self, asynchronous: bool) -> bool:
+        """Whether the path is taken in a mode."""
+        return self.mode is None or self.mode == asynchronous
+
+
+def flag_value(path: Path, name: str) -> bool | None:
+    """The value of a member of the device state on a path."""
+    return next((value for condition, value in path.known.items() if protocol.flag(condition, name)), None)
+
+
+def possible(path: Path, version: Version) -> bool:
+    """Whether a path can be taken with a release (compile-time tests of the device state's type)."""
+    return all(protocol.state_type_holds(c, version) in (None, value) for c, value in path.known.items())
+
+
+def turns(facts: Facts, version: Version) -> Iterator[Turn]:
+    """All paths of all submit functions that order submitters."""
+    for function in facts.submit:
+        for path in facts.paths(function):
+            if not possible(path, version):
+                continue
+            tried = [e for e in path.events if isinstance(e, Rmw) and e.kind == "cas" and protocol.member(e.place) in protocol.ORDER_QUEUES]
+            if not tried:
+                continue
+            cas = next((e for e in tried if _won(path, e)), tried[-1])
+            at = path.events.index(cas)
+            yield Turn(
+                function, path, cas, path.events[:at], path.events[at + 1 :], _won(path, cas),
+                flag_value(path, protocol.ASYNC_FLAG), flag_value(path, protocol.NIC_ON_GPU_FLAG),
+            )  # fmt: skip
+
+
+def orderless(facts: Facts, version: Version) -> Iterator[tuple[Function, Path]]:
+    """Paths of submit functions that post without an ordering CAS."""
+    for function in facts.submit:
+        for path in facts.paths(function):
+            posts = any(isinstance(e, (Rmw, Store)) and protocol.member(e.place) == protocol.DOORBELL for e in path.events)
+            orders = any(isinstance(e, Rmw) and e.kind == "cas" and protocol.member(e.place) in protocol.ORDER_QUEUES for e in path.events)
+            if posts and not orders and possible(path, version):
+                yield function, path
+
+
+def _won(path: Path, cas: Rmw) -> bool:
+    condition, positive = atom(operation("==", cas.result, cas.operands[0]))
+    return path.known.get(condition) is positive
+
+
+def one_cta(turn: Turn) -> bool:
+    """Whether the path is the variant for a QP that a single CTA owns: all its atomics have CTA scope.
+
+    NVSHMEM's ``need_strong_flush == false``; DeepEP shares its QPs.
+    """
+    return turn.cas.scope < Scope.GPU
+
+
+def at(site: Site, note: str, end: Node | None = None) -> Evidence:
+    """Evidence at a place."""
+    unit = site.unit
+    return Evidence(unit.path, unit.line(site.node.start_byte), unit.line((end or site.node).end_byte), note)
+
+
+def at_function(function: Function, note: str) -> Evidence:
+    """Evidence for a whole function."""
+    unit = function.unit
+    return Evidence(unit.path, function.line, unit.line(function.node.end_byte), note)
+
+
+def verdicts(found: dict[str, list[Evidence]], order: Sequence[str], held: dict[str, list[Evidence]]) -> list[Judgement]:
+    """Judgements from evidence against (``found``) and for (``held``)."""
+    return [
+        Judgement(name, Verdict.VIOLATED if found.get(name) else Verdict.HOLDS, _unique(found.get(name) or held.get(name) or []))
+        for name in order
+    ]
+
+
+def _unique(items: Sequence[Evidence]) -> tuple[Evidence, ...]:
+    seen: dict[tuple[str, int, str], Evidence] = {}
+    for item in items:
+        seen.setdefault((item.path, item.line, item.note), item)
+    return tuple(seen.values())
+
+
+def not_understood(facts: Facts, order: Sequence[str], wanted: str) -> list[Judgement]:
+    """Judgements where the role was not found: none where no device code touches a queue, unknown else."""
+    nearest = nearest_candidate(facts)
+    if facts.problems:
+        evidence = tuple(Evidence(p.path, p.line, p.line, p.what) for p in facts.problems)
+    elif nearest is not None:
+        evidence = (at_function(nearest, f"no {wanted} was recognised; `{nearest.name}` comes nearest"),)
+    else:
+        return []
+    return [Judgement(name, Verdict.UNKNOWN, evidence) for name in order]
+
+
+def nearest_candidate(facts: Facts) -> Function | None:
+    """The function that has most to do with the queue, where none has the role."""
+    best, most = None, 0
+    for function in facts.functions():
+        body = function.body.text or b""
+        if b"tx_wq" not in body:
+            continue
+        score = sum(body.count(word) for word in (b"ready_head", b"prod_idx", b"resv_head", b"atomicCAS", b"atomicMax", b"bf", b"dbrec"))
+        if (b"ready_head" in body or b"atomicCAS" in body) and score > most:
+            best, most = function, score
+    return best
+
+
+def fences(events: Sequence[Event]) -> list[Fence]:
+    """The memory fences among events, proxy fences left out."""
+    return [e for e in events if isinstance(e, Fence) and not e.proxy]

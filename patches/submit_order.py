@@ -1,0 +1,379 @@
+"""Submissions to a shared QP are ordered and published as NVSHMEM does it.
+
+What goes wrong
+    With a CPU handler (``NVSHMEM_IBGDA_NIC_HANDLER=cpu`` or ``cpu_host_memory``, and ``auto`` on hosts
+    where the doorbell register can't be mapped to the GPU) DeepEP orders submitters by a CAS on
+    ``*qp->tx_wq.prod_idx`` and posts nothing else.  That is the protocol of NVSHMEM up to 3.3.24.  From
+    3.4.5 on the proxy thread polls the slot at ``*qp->tx_wq.bf`` and all submitters are ordered by
+    ``mvars.tx_wq.ready_head``.  So with 3.4.5 and later
+
+    - the first dispatch hangs: nothing is ever published where the proxy looks;
+    - ``ready_head`` stays behind, and the first submission of NVSHMEM itself on that QP (the barrier in
+      ``Buffer::destroy()`` at the latest) spins for ever;
+    - a fix that publishes but leaves ``mvars.tx_wq.prod_idx`` behind hangs an NVSHMEM quiet that follows
+      undrained DeepEP traffic: NVSHMEM's poll waits for ``*cq->prod_idx``.  This was measured on an H200
+      with a software NIC for the head of PR #677.
+
+What is done
+    ``order``    the CAS waits on ``ready_head`` in every mode (3.4.5 and later); on ``*tx_wq.prod_idx`` in
+                 async mode before, where that CAS is itself the publish.
+    ``advance``  in async mode ``mvars.tx_wq.prod_idx`` is advanced by an atomic max, as
+                 ``ibgda_proxy_post_send`` does it.
+    ``publish``  exactly one 64-bit max of system scope on ``*tx_wq.bf``, after the CAS; never before 3.4.5,
+                 where ``bf`` is NULL for CPU handlers.
+    ``doorbell`` the GPU's own doorbell rings only when handler gpu is in use, and after the CAS.
+
+    One tree serves both protocols: the difference is decided by NVSHMEM's version macros, unless
+    ``--nvshmem`` names one release.
+
+What is not touched
+    The conditions of the doorbell path (batches of 4, always post), fences, and the batching of NVSHMEM.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from tree_sitter import Node
+
+from patcher import protocol
+from patcher.errors import Blocked
+from patcher.facts import Facts
+from patcher.fix import Fix
+from patcher.machine import Fence, Rmw, Scope, Site, Store
+from patcher.machine.terms import spell
+from patcher.model import Evidence, Judgement, Obligation
+from patcher.protocol import DOORBELL, PROD_IDX, PROXY_QUEUE, PROXY_SLOT_SINCE, READY_HEAD, Version
+from patcher.rewrite import Rewriter, common_statement, contains, descendants, qp_pointer, statement_of
+from patcher.source.unit import Unit
+from patches._submit import Turn, at, at_function, not_understood, one_cta, orderless, turns, verdicts
+
+_ORDER = ("order", "advance", "publish", "doorbell")
+
+
+def judge(facts: Facts, version: Version) -> list[Judgement]:
+    """Judge every path of every submit function for one release."""
+    if not facts.submit or facts.problems:
+        return not_understood(facts, _ORDER, "function that waits by CAS for its turn and then posts")
+    slot = version >= PROXY_SLOT_SINCE
+    bad: dict[str, list[Evidence]] = defaultdict(list)
+    good: dict[str, list[Evidence]] = defaultdict(list)
+    rings = False
+    for function, path in orderless(facts, version):
+        event = next(e for e in path.events if isinstance(e, (Rmw, Store)) and protocol.member(e.place) == DOORBELL)
+        bad["order"].append(at(event.outer, f"`{function.name}` posts on a path where it never waits for its turn"))
+    for turn in turns(facts, version):
+        _judge_order(turn, slot, bad, good)
+        rings |= _judge_doorbell(turn, bad)
+        if turn.could_be(asynchronous=True):
+            _judge_publish(turn, slot, bad, good)
+    if not rings:
+        bad["doorbell"].append(at_function(facts.submit[0], "handler gpu never rings the doorbell"))
+    return verdicts(bad, _ORDER, good)
+
+
+def _judge_order(turn: Turn, slot: bool, bad: dict[str, list[Evidence]], good: dict[str, list[Evidence]]) -> None:
+    modes = [m for m in (True, False) if turn.could_be(m)]
+    wanted = {READY_HEAD if slot or not m else PROXY_QUEUE for m in modes}
+    mode = {True: "in async mode", False: "with handler gpu", None: "in every mode"}[turn.mode]
+    if not turn.won:
+        if any(isinstance(e, (Rmw, Store)) and protocol.member(e.place) == DOORBELL for e in turn.after) or turn.could_be(True):
+            bad["order"].append(at(turn.cas.outer, "the wait for its turn can end without it, and the submission goes on"))
+    elif {turn.queue} != wanted:
+        bad["order"].append(at(turn.cas.outer, f"{mode} waits on `{turn.queue}`, NVSHMEM orders submitters by `{' or '.join(sorted(wanted))}`"))
+    else:
+        good["order"].append(at(turn.cas.outer, f"{mode} waits on `{turn.queue}`"))
+
+
+def _rings(turn: Turn) -> list[Store]:
+    return [e for e in (*turn.before, *turn.after) if isinstance(e, Store) and protocol.member(e.place) == DOORBELL]
+
+
+def _judge_doorbell(turn: Turn, bad: dict[str, list[Evidence]]) -> bool:
+    rings = _rings(turn)
+    early = [e for e in turn.before if isinstance(e, Store) and protocol.member(e.place) == DOORBELL]
+    if early:
+        bad["doorbell"].append(at(early[0].outer, "the doorbell rings before the submission has its turn"))
+    if rings and turn.mode is not False:
+        what = "in async mode" if turn.mode else "without asking `use_async_postsend`"
+        bad["doorbell"].append(at(rings[0].outer, f"the GPU's doorbell rings {what}"))
+    return bool(rings)
+
+
+def _deferred(turn: Turn) -> bool:
+    """Whether the path left posting to a later submission, as NVSHMEM's batching does."""
+    return any(protocol.mentions(c, f) for c in turn.path.known for f in protocol.DEFERRAL_FIELDS)
+
+
+def _judge_publish(turn: Turn, slot: bool, bad: dict[str, list[Evidence]], good: dict[str, list[Evidence]]) -> None:
+    touched = [e for e in turn.path.events if isinstance(e, (Rmw, Store)) and protocol.member(e.place) == DOORBELL]
+    if not slot:
+        if touched and (turn.mode or any(isinstance(e, Rmw) for e in touched)):
+            bad["publish"].append(at(touched[0].outer, "in async mode accesses `*tx_wq.bf`, which is NULL with a CPU handler of this NVSHMEM"))
+        return
+    published = [e for e in touched if isinstance(e, Rmw)]
+    if turn.mode is None and not published and any(isinstance(e, Store) for e in touched):
+        bad["publish"].append(at(turn.cas.outer, "in async mode nothing is published to the proxy"))
+        return
+    advances = [e for e in turn.path.events if isinstance(e, Rmw) and protocol.member(e.place) == PROD_IDX]
+    right = [e for e in advances if e.kind == "max" and e.operands == (turn.new_index,) and e in turn.after]
+    if right:
+        good["advance"].append(at(right[0].outer, f"`mvars.tx_wq.prod_idx` reaches {spell(turn.new_index)}"))
+        if published and turn.path.events.index(right[0]) > turn.path.events.index(published[0]):
+            bad["advance"].append(at(right[0].outer, "`mvars.tx_wq.prod_idx` is advanced after the publish; NVSHMEM advances it first"))
+    elif not (_deferred(turn) and not published):
+        bad["advance"].append(at(turn.cas.outer, "in async mode `mvars.tx_wq.prod_idx` is left behind; NVSHMEM's poll waits for it"))
+    stale = any(not turn.path.known.get(c, True) for e in right for c in turn.path.known if e.result in c and c[:2] == ("op", ">"))
+    if not published:
+        if not stale and not (_deferred(turn) and not right):
+            bad["publish"].append(at(turn.cas.outer, "in async mode nothing is published to the proxy"))
+        return
+    event = published[0]
+    if len(published) > 1:
+        bad["publish"].append(at(published[1].outer, "publishes twice"))
+    elif event in turn.before:
+        bad["publish"].append(at(event.outer, "publishes before the submission has its turn"))
+    elif event.kind != "max" or event.operands != (turn.new_index,):
+        bad["publish"].append(at(event.outer, f"publishes by {event.kind} of {', '.join(map(spell, event.operands))}, not by max of {spell(turn.new_index)}"))
+    elif event.scope < Scope.SYS:
+        bad["publish"].append(at(event.outer, f"publishes at {event.scope.word} scope; the proxy is a CPU thread"))
+    else:
+        good["publish"].append(at(event.outer, "one max of system scope on `*tx_wq.bf`"))
+
+
+def rewrite(code: Rewriter) -> None:
+    """Mend each submit function for the releases for which an obligation is violated."""
+    new = [w for w in code.worlds() if w[1] >= PROXY_SLOT_SINCE]
+    old = [w for w in code.worlds() if w[1] < PROXY_SLOT_SINCE]
+    _mend_queue(code, new, old)
+    for facts, version in new:
+        _mend_publish(code, facts, version)
+    for facts, version in old:
+        _keep_from_old(code, facts, version)
+
+
+def _mend_queue(code: Rewriter, new: Sequence[tuple[Facts, Version]], old: Sequence[tuple[Facts, Version]]) -> None:
+    wrong: dict[tuple[str, int], tuple[Turn, Facts, bool, bool]] = {}
+    for worlds, slot in ((new, True), (old, False)):
+        for facts, version in worlds:
+            for turn in turns(facts, version):
+                wanted = READY_HEAD if slot else PROXY_QUEUE
+                if turn.won and turn.could_be(True) and turn.queue != wanted:
+                    key = (turn.cas.inner.unit.path, turn.cas.inner.node.start_byte)
+                    was = wrong.get(key)
+                    wrong[key] = (turn, facts, slot or bool(was and was[2]), not slot or bool(was and was[3]))
+    for turn, facts, for_new, for_old in wrong.values():
+        _switch_queue(code, turn, facts, for_new, for_old)
+
+
+def _switch_queue(code: Rewriter, turn: Turn, facts: Facts, for_new: bool, for_old: bool) -> None:
+    site = turn.cas.inner
+    unit = site.unit
+    pointer = _argument(site.node, 0)
+    if pointer is None:
+        raise Blocked(f"{unit.path}:{unit.line(site.node.start_byte)}: the wait for its turn is not an atomicCAS call that can be edited")
+    statement, expression = _definition(site, pointer)
+    ready = _ready_text(code, turn, expression, unit, site)
+    new_text = code.replaced(unit, statement, ready) if for_new else None
+    old_text = None
+    if for_old:
+        flag = code.state_member(site, facts, protocol.ASYNC_FLAG)
+        proxy = code.member(site, qp_pointer(turn.cas.place), "tx_wq.prod_idx")
+        node = ready[0] if not for_new else _ready_node(expression, unit)
+        own = unit.source(node)
+        both = f"{flag} ? {proxy} : {own}"
+        bare = node.parent is not None and node.parent.type in ("parenthesized_expression", "argument_list")
+        old_text = code.replaced(unit, statement, (node, both if bare else f"({both})"))
+    comment = ["// NVSHMEM 3.4.5 and later order all submitters by `ready_head`, its own included"] if for_new else [
+        "// Before NVSHMEM 3.4.5, the proxy polls the index that orders submitters in async mode"
+    ]  # fmt: skip
+    code.guard(unit, statement, PROXY_SLOT_SINCE, new_text, old_text, comment)
+
+
+def _argument(node: Node, position: int) -> Node | None:
+    listed = node.child_by_field_name("arguments") if node.type == "call_expression" else None
+    items = [c for c in listed.named_children if c.type != "comment"] if listed is not None else []
+    return items[position] if position < len(items) else None
+
+
+def _definition(site: Site, pointer: Node) -> tuple[Node, Node]:
+    """The statement and expression that give the CAS its address: a local's only definition, or the argument."""
+    unit = site.unit
+    inner = pointer
+    while inner.type in ("parenthesized_expression", "cast_expression"):
+        inner = inner.child_by_field_name("value") or inner.named_children[-1]
+    if inner.type == "identifier":
+        name = unit.source(inner)
+        body = site.function.body
+        made = [d for d in descendants(body, "init_declarator") if name in _declared(d, unit)]
+        changed = [a for a in descendants(body, "assignment_expression") if _assigned(a, unit) == name]
+        if len(made) == 1 and not changed:
+            value, statement = made[0].child_by_field_name("value"), statement_of(made[0])
+            alone = len(statement.children_by_field_name("declarator")) == 1
+            if value is not None and statement.type == "declaration" and alone:
+                return statement, value
+    return statement_of(site.node), pointer
+
+
+def _declared(node: Node, unit: Unit) -> set[str]:
+    declarator = node.child_by_field_name("declarator")
+    return {unit.source(i) for i in descendants(declarator, "identifier")} if declarator is not None else set()
+
+
+def _assigned(node: Node, unit: Unit) -> str:
+    left = node.child_by_field_name("left")
+    return unit.source(left) if left is not None else ""
+
+
+def _ready_text(code: Rewriter, turn: Turn, expression: Node, unit: Unit, site: Site) -> tuple[Node, str]:
+    """The node of an address to replace, and the address of ``ready_head`` as its text."""
+    for choice in descendants(expression, "conditional_expression"):
+        arms = [choice.child_by_field_name(f) for f in ("consequence", "alternative")]
+        fitting = [a for a in arms if a is not None and b"ready_head" in (a.text or b"") and b"prod_idx" not in (a.text or b"")]
+        if len(fitting) == 1:
+            return choice, unit.source(fitting[0])
+    ready = [n for n in descendants(expression, "pointer_expression") if b"ready_head" in (n.text or b"")]
+    if ready:
+        return ready[0], unit.source(ready[0])
+    place = code.member(site, qp_pointer(turn.cas.place), READY_HEAD)
+    return expression, code.pointer(site.function, f"&{place}")
+
+
+def _ready_node(expression: Node, unit: Unit) -> Node:
+    return next((n for n in descendants(expression, "pointer_expression") if b"ready_head" in (n.text or b"")), expression)
+
+
+def _mend_publish(code: Rewriter, facts: Facts, version: Version) -> None:
+    for function in facts.submit:
+        mine = [t for t in turns(facts, version) if t.function is function and t.won]
+        asynchronous = [t for t in mine if t.could_be(True)]
+        published = [e for t in asynchronous for e in t.path.events if isinstance(e, Rmw) and protocol.member(e.place) == DOORBELL]
+        bad: dict[str, list[Evidence]] = defaultdict(list)
+        for turn in asynchronous:
+            _judge_publish(turn, True, bad, defaultdict(list))
+            _judge_doorbell(turn, bad)
+        if not bad:
+            continue
+        if not published:
+            _add_publish(code, facts, mine, rings=bool(bad.get("doorbell")))
+            continue
+        if any(protocol.mentions(c, f) for t in mine for c in t.path.known for f in protocol.DEFERRAL_FIELDS):
+            raise Blocked(f"{function.unit.path}:{function.line}: `{function.name}` publishes in batches, differently from NVSHMEM")
+        _complete_publish(code, asynchronous, published[0], bad)
+
+
+def _wait_statement(turns_: Sequence[Turn]) -> Node:
+    return common_statement([t.cas.outer.node for t in turns_])
+
+
+def _after_fences(unit: Unit, statement: Node, turns_: Sequence[Turn]) -> Node:
+    """The last of the fences that follow the wait as statements of their own."""
+    last = statement
+    while (following := last.next_named_sibling) is not None:
+        node = following
+        if node.type == "comment":
+            break
+        inside = [e for t in turns_ for e in t.path.events if contains(node, e.outer.node)]
+        if not inside or not all(isinstance(e, Fence) for e in inside) or node.type != "expression_statement":
+            break
+        last = node
+    return last
+
+
+def _add_publish(code: Rewriter, facts: Facts, mine: Sequence[Turn], rings: bool) -> None:
+    """Publish after the wait, in async mode; where the doorbell rings in any mode, keep it from async mode."""
+    turn = next((t for t in mine if t.mode is not False), mine[0])
+    site, unit = turn.cas.outer, turn.cas.outer.unit
+    statement = _after_fences(unit, _wait_statement(mine), mine)
+    indent, step = code.indent(unit, statement), code.step(turn.function)
+    qp = qp_pointer(turn.cas.place)
+    index = code.value(site, turn.new_index)
+    if index is None:
+        index = _third_argument(turn)
+    flag = code.state_member(site, facts, protocol.ASYNC_FLAG)
+    prod = code.pointer(turn.function, f"&{code.member(site, qp, PROD_IDX)}")
+    slot = code.pointer(turn.function, code.member(site, qp, "tx_wq.bf"))
+    publish = [f"{indent}{step}if (atomicMax({prod}, {index}) < {index})", f"{indent}{step}{step}atomicMax_system({slot}, {index});"]
+    comment = [
+        f"{indent}// In async mode, NVSHMEM's proxy thread posts what is published in its slot, which `tx_wq.bf` points to since 3.4.5.",
+        f"{indent}// NVSHMEM's own quiet waits for `mvars.tx_wq.prod_idx`, so that must be advanced too.",
+    ]
+    if not rings:
+        lines = [*comment, f"{indent}if ({flag}) {{", *publish, f"{indent}}}"]
+        if code.both_protocols and code.active_elsewhere(unit, statement, [v for v in code.versions if v >= PROXY_SLOT_SINCE]):
+            lines = [f"#if {_since()}", *lines, "#endif"]
+        code.insert_after(unit, statement, lines)
+        return
+    if statement.parent != turn.function.body or not turn.function.returns_nothing:
+        raise Blocked(f"{unit.path}:{unit.line(statement.start_byte)}: the doorbell rings in any mode, and the wait stands in a block of its own")
+    if code.both_protocols:
+        publish = [f"#if {_since()}", *publish, "#endif"]
+    code.insert_after(unit, statement, [*comment, f"{indent}if ({flag}) {{", *publish, f"{indent}{step}return;", f"{indent}}}"])
+
+
+def _since() -> str:
+    from patcher.rewrite import since
+
+    return since(PROXY_SLOT_SINCE)
+
+
+def _third_argument(turn: Turn) -> str:
+    node = _argument(turn.cas.outer.node, 2)
+    unit = turn.cas.outer.unit
+    if node is None or len(turn.cas.sites) > 1:
+        raise Blocked(f"{unit.path}:{unit.line(turn.cas.outer.node.start_byte)}: no name in sight holds the new producer index")
+    return unit.source(node)
+
+
+def _complete_publish(code: Rewriter, asynchronous: Sequence[Turn], event: Rmw, bad: dict[str, list[Evidence]]) -> None:
+    """Complete a publish that is there: its scope, and the index that must advance first."""
+    site = event.outer
+    unit, statement = site.unit, statement_of(site.node)
+    indent = code.indent(unit, statement)
+    turn = next(t for t in asynchronous if event in t.path.events)
+    parts: list[tuple[Node, str]] = []
+    if event.scope < Scope.SYS and event.kind == "max":
+        callee = event.inner.node.child_by_field_name("function")
+        if callee is None or len(event.sites) > 1:
+            raise Blocked(f"{unit.path}:{unit.line(site.node.start_byte)}: the scope of this publish can't be edited")
+        parts.append((callee, "atomicMax_system"))
+    lines: list[str] = []
+    if bad.get("advance"):
+        index = code.value(site, turn.new_index)
+        if index is None:
+            raise Blocked(f"{unit.path}:{unit.line(site.node.start_byte)}: no name in sight holds the new producer index")
+        prod = code.pointer(turn.function, f"&{code.member(site, qp_pointer(turn.cas.place), PROD_IDX)}")
+        lines = [f"{indent}// NVSHMEM's own quiet waits for `mvars.tx_wq.prod_idx`", f"{indent}atomicMax({prod}, {index});"]
+    if lines:
+        code.insert_before(unit, statement, lines)
+    for node, text in parts:
+        code.edit(unit, node.start_byte, node.end_byte, text)
+
+
+def _keep_from_old(code: Rewriter, facts: Facts, version: Version) -> None:
+    """Compile a publish that is there only for the releases that have the slot."""
+    for turn in turns(facts, version):
+        touched = [e for e in turn.path.events if isinstance(e, Rmw) and protocol.member(e.place) == DOORBELL]
+        advances = [e for e in turn.path.events if isinstance(e, Rmw) and protocol.member(e.place) == PROD_IDX]
+        if touched:
+            nodes = [e.outer.node for e in (*[a for a in advances if turn.mode], *touched)]
+            statement = common_statement(nodes)
+            code.guard(touched[0].outer.unit, statement, PROXY_SLOT_SINCE, None, "")
+
+
+FIX = Fix(
+    id="submit-order",
+    title="submissions are ordered and published as the NVSHMEM compiled against does it",
+    version=1,
+    upstream=("https://github.com/deepseek-ai/DeepEP/pull/677", "https://github.com/deepseek-ai/DeepEP/issues/509"),
+    obligations=(
+        Obligation("order", "submitters wait for their turn on the queue that NVSHMEM orders them by, in every mode"),
+        Obligation("advance", "in async mode mvars.tx_wq.prod_idx is advanced before the publish"),
+        Obligation("publish", "in async mode one system-scope max on the proxy's slot, after the CAS"),
+        Obligation("doorbell", "the GPU's doorbell rings with handler gpu only, after the CAS", mends=False),
+    ),
+    judge=judge,
+    rewrite=rewrite,
+    documentation=__doc__ or "",
+)
