@@ -10,7 +10,7 @@ from patcher import protocol
 from patcher.errors import Blocked
 from patcher.facts import Facts, Sources
 from patcher.fix import Fix
-from patcher.model import Evidence, FileChange, FixStatus, Judgement, Plan, State, Verdict
+from patcher.model import Edit, Evidence, FileChange, FixStatus, Judgement, Plan, State, Verdict
 from patcher.protocol import Version
 from patcher.rewrite import Rewriter, apply_edits
 from patcher.tree import FileTree, Overlay
@@ -38,7 +38,7 @@ def judge(fix: Fix, now: Reading) -> tuple[list[Judgement], bool]:
     """
     found: dict[str, list[Judgement]] = {}
     partly = False
-    mending = {o.id for o in fix.obligations if o.mends}
+    showing = {o.id for o in fix.obligations if o.shows}
     for facts in now.groups:
         for epoch in sorted({protocol.epoch(v) for v in facts.versions}):
             versions = [v for v in facts.versions if protocol.epoch(v) == epoch]
@@ -46,8 +46,8 @@ def judge(fix: Fix, now: Reading) -> tuple[list[Judgement], bool]:
             names = tuple(str(v) for v in versions)
             for judgement in judgements:
                 found.setdefault(judgement.obligation, []).append(replace(judgement, versions=names))
-            verdicts = {j.verdict for j in judgements if j.obligation in mending}
-            partly |= Verdict.VIOLATED in verdicts and Verdict.HOLDS in verdicts
+            begun = any(j.verdict is Verdict.HOLDS and j.evidence and j.obligation in showing for j in judgements)
+            partly |= begun and any(j.verdict is Verdict.VIOLATED for j in judgements)
     order = {o.id: i for i, o in enumerate(fix.obligations)}
     merged = [_merge(name, group) for name, group in sorted(found.items(), key=lambda item: order.get(item[0], 99))]
     return merged, partly
@@ -56,13 +56,14 @@ def judge(fix: Fix, now: Reading) -> tuple[list[Judgement], bool]:
 def _merge(name: str, judgements: list[Judgement]) -> Judgement:
     verdict = next(v for v in _WORST if any(j.verdict is v for j in judgements))
     chosen = [j for j in judgements if j.verdict is verdict]
-    evidence: list[Evidence] = []
+    seen: dict[Evidence, set[str]] = {}
     for judgement in chosen:
-        label = _span(judgement.versions)
         for item in judgement.evidence:
-            noted = replace(item, note=f"{item.note} (NVSHMEM {label})") if verdict is not Verdict.HOLDS else item
-            if noted not in evidence:
-                evidence.append(noted)
+            seen.setdefault(item, set()).update(judgement.versions)
+    evidence = [
+        item if verdict is Verdict.HOLDS else replace(item, note=f"{item.note} (NVSHMEM {_span(sorted(versions, key=_key))})")
+        for item, versions in seen.items()
+    ]
     return Judgement(name, verdict, tuple(evidence), tuple(sorted({v for j in chosen for v in j.versions}, key=_key)))
 
 
@@ -77,40 +78,41 @@ def _span(versions: Sequence[str]) -> str:
 def plan(tree: FileTree, fixes: Iterable[Fix], versions: tuple[Version, ...], applied: frozenset[str] = frozenset()) -> Plan:
     """What an apply of ``fixes`` would write.
 
-    The fixes are carried out one after the other in the order of their ids, each on the text that the
-    last one left; so any subset applied in any order ends in the same bytes (the caller starts again
-    from the bytes before, see :mod:`patcher.session`).  ``applied`` are the fixes that our record names.
-    A fix whose obligations do not all hold afterwards, or that breaks another, changes nothing and is
-    ``blocked`` with the reason.
+    A function of the bytes and the set of fixes: all rewrites are made on one reading, and edits at one place
+    follow the order of the ids.  Where they don't fit together they are made one after the other, each on
+    the text that the last one left.  So any subset, applied in any order, ends in the same bytes (the caller
+    starts again from the bytes before, see :mod:`patcher.session`).
+
+    A fix that can't be carried out, or would break another, is ``blocked`` with the reason.
+    ``applied`` are the fixes that our record names.
     """
-    fixes = tuple(fixes)
+    fixes = tuple(sorted(fixes, key=lambda f: f.id))
     now = Reading.of(tree, versions)
-    before: list[FixStatus] = []
-    done: list[str] = []
-    reading_now = now
-    for fix in fixes:
-        judgements, partly = judge(fix, now)
-        state = _state(fix, judgements, partly, applied)
-        if state in (State.NEEDED, State.PARTIAL):
+    judged = {fix.id: judge(fix, now) for fix in fixes}
+    states = {fix.id: _state(fix, *judged[fix.id], applied) for fix in fixes}
+    wanted = [fix for fix in fixes if states[fix.id] in (State.NEEDED, State.PARTIAL)]
+    kept = [fix for fix in fixes if states[fix.id].settled and states[fix.id] is not State.ABSENT]
+    reasons = {fix.id: _unknown(judged[fix.id][0]) for fix in fixes if states[fix.id] is State.BLOCKED}
+    try:
+        final = carry_out(wanted, now, kept) if wanted else now
+        done = wanted
+    except Blocked:
+        final, done = now, []
+        for fix in wanted:
             try:
-                reading_now = carry_out(fix, reading_now)
-                done.append(fix.id)
+                final = carry_out([fix], final, [*kept, *done])
+                done = [*done, fix]
             except Blocked as error:
-                before.append(FixStatus(fix.id, State.BLOCKED, str(error), tuple(judgements)))
-                continue
-        reason = _unknown(judgements) if state is State.BLOCKED else None
-        before.append(FixStatus(fix.id, state, reason, tuple(judgements)))
-    after = []
-    for fix, was in zip(fixes, before, strict=True):
-        judgements, partly = judge(fix, reading_now)
-        state = _state(fix, judgements, partly, applied | frozenset(done))
-        after.append(was if was.state is State.BLOCKED else FixStatus(fix.id, state, None, tuple(judgements)))
-        if was.state.settled and not state.settled:
-            raise Blocked(f"carrying out {', '.join(done)} would undo {fix.id}: nothing is changed")
-    final = reading_now.tree
-    files = final.files if isinstance(final, Overlay) else {}
+                reasons[fix.id] = str(error)
+    before, after = [], []
+    for fix in fixes:
+        judgements = tuple(judged[fix.id][0])
+        state = State.BLOCKED if fix.id in reasons else states[fix.id]
+        before.append(FixStatus(fix.id, state, reasons.get(fix.id), judgements))
+        after.append(replace(before[-1], state=State.APPLIED) if fix in done else before[-1])
+    files = final.tree.files if isinstance(final.tree, Overlay) else {}
     changes = tuple(FileChange(p, tree.read(p), data) for p, data in sorted(files.items()) if data != tree.read(p))
-    return Plan(changes, tuple(before), tuple(after), tuple(done))
+    return Plan(changes, tuple(before), tuple(after), tuple(f.id for f in done))
 
 
 def _state(fix: Fix, judgements: Sequence[Judgement], partly: bool, applied: frozenset[str]) -> State:
@@ -129,24 +131,38 @@ def _unknown(judgements: Sequence[Judgement]) -> str:
     return "; ".join(dict.fromkeys(notes)) or "the code is not understood"
 
 
-def carry_out(fix: Fix, now: Reading) -> Reading:
-    """The tree with one fix carried out, verified.  Raises Blocked where it can't be."""
-    rewriter = Rewriter(now.groups)
-    fix.rewrite(rewriter)
-    edits = {path: made for path, made in rewriter.edits.items() if made}
-    if not edits:
-        raise Blocked(f"no rewrite of {fix.id} fits this code")
+def carry_out(fixes: Sequence[Fix], now: Reading, kept: Sequence[Fix]) -> Reading:
+    """The tree with ``fixes`` carried out, verified: their obligations and those of ``kept`` hold.
+
+    Raises Blocked where they can't be.
+    """
+    edits: dict[str, list[Edit]] = {}
+    versions = tuple(sorted(v for g in now.groups for v in g.versions))
+    for fix in fixes:
+        rewriter = Rewriter(now.groups)
+        fix.rewrite(rewriter)
+        if not any(rewriter.edits.values()):
+            raise Blocked(f"no rewrite of {fix.id} fits this code")
+        for path, made in rewriter.edits.items():
+            _merge_edits(path, edits.setdefault(path, []), made)
     files = {path: apply_edits(now.tree.read(path), made) for path, made in edits.items()}
     base = now.tree
     tree = Overlay(base.base, {**base.files, **files}) if isinstance(base, Overlay) else Overlay(base, files)
-    after = Reading.of(tree, rewriter.versions)
-    judgements, _ = judge(fix, after)
-    for judgement in judgements:
-        if judgement.verdict is not Verdict.HOLDS:
-            raise Blocked(_remains(fix, judgement))
+    after = Reading.of(tree, versions)
+    for fix in (*fixes, *kept):
+        for judgement in judge(fix, after)[0]:
+            if judgement.verdict is not Verdict.HOLDS:
+                raise Blocked(_remains(fix, judgement))
     for path in files:
         _no_new_errors(path, now, after)
     return after
+
+
+def _merge_edits(path: str, into: list[Edit], new: Iterable[Edit]) -> None:
+    for edit in new:
+        if any(max(edit.start, o.start) < min(edit.end, o.end) or o.start < edit.start < o.end or edit.start < o.start < edit.end for o in into):
+            raise Blocked(f"{path}: two fixes change the same bytes")
+        into.append(edit)
 
 
 def _remains(fix: Fix, judgement: Judgement) -> str:

@@ -32,7 +32,7 @@ _POLLS = re.compile(rb"wqe_counter")
 _ORDERS = re.compile(rb"ready_head|prod_idx")
 _TOUCHES = re.compile(
     rb"tx_wq|mvars|rcs\b|wqe_counter|prod_idx|cons_idx|use_async|nic_buf|device_state|atomic(?:CAS|Max|Min|Add|Sub|Exch|Or|And|Xor)|atomic_ref"
-    rb"|__threadfence|thread_fence|fence|membar|\b(?:st|ld|atom|red)\.|volatile\s*\*|__sync|trap"
+    rb"|__threadfence|thread_fence|fence|membar|\b(?:st|ld|atom|red)\.|volatile\s*\*|__sync|trap|_ONCE\b|\*\s*\w+\s*=[^=]"
 )
 _MAX_CALLER_BODY = 4000
 _MAX_UP = 4

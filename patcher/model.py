@@ -44,13 +44,13 @@ class Evidence:
 class Obligation:
     """One condition that must be true of the code.
 
-    ``mends`` tells what a fix brings about from what it must leave intact: a tree is partly mended
-    where, for one release of NVSHMEM, some of the first kind hold and others don't.
+    ``shows``: where it holds, somebody has begun the fix.  A tree is ``partial`` where, for one release of
+    NVSHMEM, such an obligation holds with evidence and another of the fix is violated.
     """
 
     id: str
     title: str
-    mends: bool = True
+    shows: bool = True
 
 
 @dataclass(frozen=True)

@@ -204,16 +204,15 @@ def _likest(places: list[_Place]) -> tuple[int, int]:
 
 
 def _fits(hunk: Hunk, place: _Place, others: tuple[int, int]) -> bool:
-    """Whether a place can be the hunk's: more like it than the others were.
+    """Whether a place can be the hunk's.
 
-    Without this, a look-alike would be taken for a hunk that somebody has removed.
+    Where there were other places with its text, a whole side of its context must be there that none of
+    them had: else a look-alike would be taken for a hunk that somebody has removed.
     """
-    if not hunk.after:
-        if not hunk.lead and not hunk.trail:
-            return False
-        if (hunk.lead and not place.lead) or (hunk.trail and not place.trail):
-            return False
-    return place.lead > others[0] or place.trail > others[1]
+    lead, trail = len(_lines(hunk.lead)), len(_lines(hunk.trail))
+    if not hunk.after and (place.lead < min(1, lead) or place.trail < min(1, trail) or not lead + trail):
+        return False
+    return others == (-1, -1) or (place.lead == lead > others[0]) or (place.trail == trail > others[1])
 
 
 def _locate(record_file: FileRecord, lines: list[bytes]) -> list[int]:

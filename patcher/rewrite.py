@@ -21,6 +21,7 @@ from patcher.protocol import Version
 from patcher.source.unit import Function, Unit
 
 _POINTER_CAST = re.compile(r"reinterpret_cast<\s*(unsigned long long(?: int)?\s*\*)\s*>|\(\s*(unsigned long long(?: int)?\s*\*)\s*\)")
+_LINE = 110
 _BLOCKS = frozenset({"compound_statement", "case_statement", "declaration_list", "translation_unit", "labeled_statement"})
 
 
@@ -47,6 +48,47 @@ def common_statement(nodes: Sequence[Node]) -> Node:
             raise Blocked("the places to change share no statement")
         at = statement_of(at.parent)
     return at
+
+
+def own_statement(node: Node) -> Node:
+    """The smallest statement that holds ``node``, in a block or as the body of an ``if`` or a loop without braces."""
+    at: Node | None = node
+    while at is not None:
+        parent = at.parent
+        if (parent is not None and parent.type in _BLOCKS and at.type != "case_statement") or _is_bare_body(at):
+            return at
+        at = parent
+    raise Blocked("no statement found round the place to change")
+
+
+def _is_bare_body(node: Node) -> bool:
+    parent = node.parent
+    if parent is None or node.type in ("compound_statement", "else_clause"):
+        return False
+    if parent.type == "else_clause":
+        return node.type.endswith("_statement")
+    body = parent.child_by_field_name("consequence" if parent.type == "if_statement" else "body")
+    return parent.type in ("if_statement", "while_statement", "for_statement", "do_statement", "for_range_loop") and body == node
+
+
+def common_range(nodes: Sequence[Node]) -> tuple[Node, Node]:
+    """The first and last statement, in the innermost block that holds all ``nodes``, between which they lie."""
+    statements = [statement_of(n) for n in nodes]
+    while len({s.parent.start_byte if s.parent is not None else -1 for s in statements}) > 1:
+        deepest = max(range(len(statements)), key=lambda i: _depth(statements[i]))
+        parent = statements[deepest].parent
+        if parent is None:
+            raise Blocked("the places to change share no block")
+        statements[deepest] = statement_of(parent)
+    statements.sort(key=lambda s: s.start_byte)
+    return statements[0], statements[-1]
+
+
+def _depth(node: Node) -> int:
+    depth, at = 0, node.parent
+    while at is not None:
+        depth, at = depth + 1, at.parent
+    return depth
 
 
 def contains(outer: Node, inner: Node) -> bool:
@@ -129,10 +171,21 @@ class Rewriter:
         return own[len(outer) :] if own.startswith(outer) and len(own) > len(outer) else "    "
 
     def insert_before(self, unit: Unit, statement: Node, lines: Sequence[str]) -> None:
-        """Insert whole lines before a statement; each line brings its indentation (directives have none)."""
+        """Insert whole lines before a statement; each line brings its indentation (directives have none).
+
+        A statement that is the body of an ``if`` or a loop without braces gets braces.
+        """
         start = unit.line_start(statement.start_byte)
-        if unit.data[start : statement.start_byte].strip():
-            self.edit(unit, statement.start_byte, statement.start_byte, "\n" + "\n".join(lines) + "\n" + self.indent(unit, statement))
+        indent = self.indent(unit, statement)
+        if _is_bare_body(statement):
+            head = statement.parent.parent if statement.parent is not None and statement.parent.type == "else_clause" else statement.parent
+            outer = self.indent(unit, head) if head is not None else indent
+            own = unit.line_start(statement.start_byte) > (head.start_byte if head is not None else 0)
+            inner = indent if own and len(indent) > len(outer) else outer + "    "
+            self.edit(unit, statement.start_byte, statement.start_byte, "{\n" + "\n".join(inner + x.strip() for x in lines) + "\n" + inner)
+            self.edit(unit, statement.end_byte, statement.end_byte, f"\n{outer}}}")
+        elif unit.data[start : statement.start_byte].strip():
+            self.edit(unit, statement.start_byte, statement.start_byte, "\n" + "\n".join(lines) + "\n" + indent)
         else:
             self.edit(unit, start, start, "\n".join(lines) + "\n")
 
@@ -174,6 +227,15 @@ class Rewriter:
         self.insert_before(unit, statement, head)
         self.insert_after(unit, statement, tail)
 
+    def only_since(self, unit: Unit, first: Node, last: Node, border: Version) -> None:
+        """Compile the statements from ``first`` to ``last`` from a release on only."""
+        sides = {v >= border for v in self.versions if self._compiles(unit, first, v)}
+        if sides == {False}:
+            self.edit(unit, first.start_byte, last.end_byte, ";")
+        elif len(sides) == 2:
+            self.insert_before(unit, first, [f"#if {since(border)}"])
+            self.insert_after(unit, last, ["#endif"])
+
     def _compiles(self, unit: Unit, node: Node, version: Version) -> bool:
         facts = next(g for g in self.groups if version in g.versions)
         return any(u.path == unit.path and u.pre.is_active(node.start_byte) for u in facts.units)
@@ -184,7 +246,10 @@ class Rewriter:
         for node, new in sorted(parts, key=lambda p: p[0].start_byte):
             text += unit.data[at : node.start_byte].decode("utf-8", "surrogateescape") + new
             at = node.end_byte
-        return (text + unit.data[at : statement.end_byte].decode("utf-8", "surrogateescape")).replace("\r\n", "\n")
+        text = (text + unit.data[at : statement.end_byte].decode("utf-8", "surrogateescape")).replace("\r\n", "\n")
+        joined = re.sub(r"\s*\n\s*(?=\.|->)|(?<=\()\s*\n\s*", "", text)
+        joined = re.sub(r"\s*\n\s*", " ", joined)
+        return joined if len(self.indent(unit, statement)) + len(joined) <= _LINE and "//" not in text and "{" not in text else text
 
     # How the code at a place spells things
 

@@ -9,9 +9,9 @@ from tree_sitter import Node
 
 from patcher import protocol
 from patcher.facts import Facts
-from patcher.machine import Event, Fence, Path, Rmw, Scope, Site, Store
+from patcher.machine import Call, Event, Fence, Opaque, Path, Rmw, Scope, Site, Store
 from patcher.machine.state import atom
-from patcher.machine.terms import Term, operation
+from patcher.machine.terms import Term, deref, operation
 from patcher.model import Evidence, Judgement, Verdict
 from patcher.protocol import Version
 from patcher.source.unit import Function
@@ -136,6 +136,43 @@ def not_understood(facts: Facts, order: Sequence[str], wanted: str) -> list[Judg
     else:
         return []
     return [Judgement(name, Verdict.UNKNOWN, evidence) for name in order]
+
+
+def understood(facts: Facts, order: Sequence[str]) -> list[Judgement] | None:
+    """None where the submit path can be judged, else judgements that say why not (none: there is no such path)."""
+    if not facts.submit or facts.problems:
+        return not_understood(facts, order, "function that waits by CAS for its turn and then posts")
+    if second := _second_queue(facts):
+        return [Judgement(name, Verdict.UNKNOWN, second) for name in order]
+    hidden = [e for f in facts.submit for p in facts.paths(f) for e in p.events if isinstance(e, (Call, Opaque)) and _touches(e)]
+    if not hidden:
+        return None
+    evidence = _unique([at(e.inner, f"{_what(e)} is given a place of the queue pair, and what it does is not known") for e in hidden])
+    return [Judgement(name, Verdict.UNKNOWN, evidence) for name in order]
+
+
+def _second_queue(facts: Facts) -> tuple[Evidence, ...]:
+    """Waits for a second turn on a queue that no NVSHMEM has (a fork's): its protocol with the proxy is not known."""
+    found = []
+    for function in facts.submit:
+        for path in facts.paths(function):
+            for event in path.events:
+                queue = protocol.member(event.place) if isinstance(event, Rmw) and event.kind == "cas" else ""
+                if queue and queue not in protocol.ORDER_QUEUES:
+                    found.append(at(event.outer, f"waits for a second turn on `{queue}`, a queue that no release of NVSHMEM has"))
+    return _unique(found)
+
+
+def _touches(event: Call | Opaque) -> bool:
+    terms = event.arguments if isinstance(event, Call) else event.operands
+    return any(protocol.member(deref(t)) in _WATCHED for t in terms)
+
+
+def _what(event: Call | Opaque) -> str:
+    return f"`{event.name}`, which this tree does not define," if isinstance(event, Call) else f"`asm({event.text[:40]!r})`"
+
+
+_WATCHED = frozenset({protocol.READY_HEAD, protocol.PROD_IDX, protocol.PROXY_QUEUE, protocol.DOORBELL, protocol.DOORBELL_RECORD})
 
 
 def nearest_candidate(facts: Facts) -> Function | None:

@@ -45,17 +45,17 @@ from patcher.machine import Fence, Rmw, Scope, Site, Store
 from patcher.machine.terms import spell
 from patcher.model import Evidence, Judgement, Obligation
 from patcher.protocol import DOORBELL, PROD_IDX, PROXY_QUEUE, PROXY_SLOT_SINCE, READY_HEAD, Version
-from patcher.rewrite import Rewriter, common_statement, contains, descendants, qp_pointer, statement_of
+from patcher.rewrite import Rewriter, common_range, common_statement, contains, descendants, qp_pointer, statement_of
 from patcher.source.unit import Unit
-from patches._submit import Turn, at, at_function, not_understood, one_cta, orderless, turns, verdicts
+from patches._submit import Turn, at, at_function, one_cta, orderless, turns, understood, verdicts
 
 _ORDER = ("order", "advance", "publish", "doorbell")
 
 
 def judge(facts: Facts, version: Version) -> list[Judgement]:
     """Judge every path of every submit function for one release."""
-    if not facts.submit or facts.problems:
-        return not_understood(facts, _ORDER, "function that waits by CAS for its turn and then posts")
+    if (why_not := understood(facts, _ORDER)) is not None:
+        return why_not
     slot = version >= PROXY_SLOT_SINCE
     bad: dict[str, list[Evidence]] = defaultdict(list)
     good: dict[str, list[Evidence]] = defaultdict(list)
@@ -269,15 +269,15 @@ def _wait_statement(turns_: Sequence[Turn]) -> Node:
 
 def _after_fences(unit: Unit, statement: Node, turns_: Sequence[Turn]) -> Node:
     """The last of the fences that follow the wait as statements of their own."""
-    last = statement
-    while (following := last.next_named_sibling) is not None:
-        node = following
-        if node.type == "comment":
+    last = at_ = statement
+    while (following := at_.next_named_sibling) is not None:
+        at_ = following
+        if at_.type == "comment":
+            continue
+        inside = [e for t in turns_ for e in t.path.events if contains(at_, e.outer.node)]
+        if not inside or not all(isinstance(e, Fence) for e in inside) or at_.type != "expression_statement":
             break
-        inside = [e for t in turns_ for e in t.path.events if contains(node, e.outer.node)]
-        if not inside or not all(isinstance(e, Fence) for e in inside) or node.type != "expression_statement":
-            break
-        last = node
+        last = at_
     return last
 
 
@@ -303,13 +303,13 @@ def _add_publish(code: Rewriter, facts: Facts, mine: Sequence[Turn], rings: bool
         lines = [*comment, f"{indent}if ({flag}) {{", *publish, f"{indent}}}"]
         if code.both_protocols and code.active_elsewhere(unit, statement, [v for v in code.versions if v >= PROXY_SLOT_SINCE]):
             lines = [f"#if {_since()}", *lines, "#endif"]
-        code.insert_after(unit, statement, lines)
+        code.insert_after(unit, statement, ["", *lines])
         return
     if statement.parent != turn.function.body or not turn.function.returns_nothing:
         raise Blocked(f"{unit.path}:{unit.line(statement.start_byte)}: the doorbell rings in any mode, and the wait stands in a block of its own")
     if code.both_protocols:
         publish = [f"#if {_since()}", *publish, "#endif"]
-    code.insert_after(unit, statement, [*comment, f"{indent}if ({flag}) {{", *publish, f"{indent}{step}return;", f"{indent}}}"])
+    code.insert_after(unit, statement, ["", *comment, f"{indent}if ({flag}) {{", *publish, f"{indent}{step}return;", f"{indent}}}"])
 
 
 def _since() -> str:
@@ -358,8 +358,8 @@ def _keep_from_old(code: Rewriter, facts: Facts, version: Version) -> None:
         advances = [e for e in turn.path.events if isinstance(e, Rmw) and protocol.member(e.place) == PROD_IDX]
         if touched:
             nodes = [e.outer.node for e in (*[a for a in advances if turn.mode], *touched)]
-            statement = common_statement(nodes)
-            code.guard(touched[0].outer.unit, statement, PROXY_SLOT_SINCE, None, "")
+            first, last = common_range(nodes)
+            code.only_since(touched[0].outer.unit, first, last, PROXY_SLOT_SINCE)
 
 
 FIX = Fix(
@@ -368,10 +368,10 @@ FIX = Fix(
     version=1,
     upstream=("https://github.com/deepseek-ai/DeepEP/pull/677", "https://github.com/deepseek-ai/DeepEP/issues/509"),
     obligations=(
-        Obligation("order", "submitters wait for their turn on the queue that NVSHMEM orders them by, in every mode"),
+        Obligation("order", "submitters wait for their turn on the queue that NVSHMEM orders them by, in every mode", shows=False),
         Obligation("advance", "in async mode mvars.tx_wq.prod_idx is advanced before the publish"),
         Obligation("publish", "in async mode one system-scope max on the proxy's slot, after the CAS"),
-        Obligation("doorbell", "the GPU's doorbell rings with handler gpu only, after the CAS", mends=False),
+        Obligation("doorbell", "the GPU's doorbell rings with handler gpu only, after the CAS", shows=False),
     ),
     judge=judge,
     rewrite=rewrite,

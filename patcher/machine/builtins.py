@@ -11,8 +11,9 @@ FENCES = {"__threadfence_block": Scope.CTA, "__threadfence": Scope.GPU, "__threa
 BARRIERS = frozenset({"__syncwarp", "__syncthreads", "__barrier_sync", "__syncthreads_count", "__syncthreads_and", "__syncthreads_or"})
 TRAPS = frozenset({"__trap", "trap", "abort", "exit", "__builtin_trap", "__builtin_unreachable", "__builtin_abort"})
 IGNORED = frozenset(
-    {"printf", "assert", "EP_DEVICE_ASSERT", "EP_STATIC_ASSERT", "static_assert", "__nanosleep", "__builtin_assume", "__builtin_unused"}
+    {"printf", "EP_STATIC_ASSERT", "static_assert", "__nanosleep", "__builtin_assume", "__builtin_unused"}
 )
+ASSERTIONS = frozenset({"assert", "EP_DEVICE_ASSERT"})
 FIRST_ARGUMENT = frozenset(
     {
         "likely", "unlikely", "__builtin_expect", "move", "forward", "as_const", "addressof", "__ldg", "__ldcg", "__ldcv", "__ldlu",

@@ -7,7 +7,7 @@ import re
 from tree_sitter import Node
 
 from patcher.machine import builtins
-from patcher.machine.events import Barrier, Call, Fence, Load, Opaque, Scope, Site, Store
+from patcher.machine.events import Barrier, Call, Fence, Load, Opaque, Scope, Store
 from patcher.machine.expressions import Expressions, snippet, text_of
 from patcher.machine.frame import MAX_DEPTH
 from patcher.machine.ptx import Instruction, instructions, operand_index
@@ -24,6 +24,14 @@ class Returned(Exception):
     def __init__(self, value: Term | None) -> None:
         super().__init__()
         self.value = value
+
+
+class Jumped(Exception):
+    """A ``goto`` was reached; one that leads back is a loop, and its path is dropped."""
+
+    def __init__(self, label: str) -> None:
+        super().__init__()
+        self.label = label
 
 
 class Calls(Expressions):
@@ -53,6 +61,10 @@ class Calls(Expressions):
         known = self.state.names.get(name) if callee.type == "identifier" else None
         if known is not None:
             return self._lambda_call(node, known, arguments)
+        if name in builtins.ASSERTIONS and arguments:
+            if self.value(arguments[0]) == FALSE:
+                raise Dead
+            return FALSE
         if name in builtins.IGNORED:
             return FALSE
         if name in builtins.TRAPS:
@@ -83,6 +95,8 @@ class Calls(Expressions):
         return ("call", name if callee.type != "qualified_identifier" else qualified, *values)
 
     def _pass(self, name: str, arguments: list[Node]) -> Term:
+        if name in ("ACCESS_ONCE", "READ_ONCE"):
+            return self.load(arguments[0], self.place(arguments[0]))
         first = self.value(arguments[0])
         if name in ("__ldg", "__ldcg", "__ldcv", "__ldlu"):
             return self.state.read(deref(first))
@@ -191,6 +205,8 @@ class Calls(Expressions):
             self.run(function.body)
         except Returned as returned:
             return returned.value
+        except Jumped:
+            raise Dead from None
         return None
 
     def enter(self, function: Function) -> Term | None:
@@ -328,4 +344,4 @@ def _asm_operands(node: Node | None) -> list[Node]:
     return [o.named_children[-1] for o in node.named_children if o.type.endswith("_operand") and o.named_children]
 
 
-__all__ = ["Calls", "Returned", "Site"]
+__all__ = ["Calls", "Jumped", "Returned"]

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from tree_sitter import Node, Parser
 
-from patcher.machine.events import Rmw, Scope, Store
+from patcher.machine.events import Load, Rmw, Scope, Store
 from patcher.machine.frame import Frame
+from patcher.machine.state import is_local
 from patcher.machine.terms import FALSE, TRUE, Term, address, deref, number, operation
 from patcher.source.unit import LANGUAGE
 
@@ -36,7 +37,7 @@ class Expressions(Frame):
         if handler is not None:
             return handler(self, node)
         if node.type in _PLACES:
-            return self.state.read(self.place(node))
+            return self.load(node, self.place(node))
         if node.type == "ERROR":
             self.fail(node, f"not understood: `{_short(node)}`")
         for child in node.named_children:
@@ -129,7 +130,13 @@ class Expressions(Frame):
         assert argument is not None
         if node.children[0].type == "&":
             return address(self.place(argument))
-        return self.state.read(self.place(node))
+        return self.load(node, self.place(node))
+
+    def load(self, node: Node, place: Term) -> Term:
+        """A plain read: of memory, it is an event without a scope."""
+        if place[0] != "sym" and not is_local(place):
+            self.emit(node, lambda sites: Load(sites, place, Scope.NONE))
+        return self.state.read(place)
 
     def _cast(self, node: Node) -> Term:
         inner = node.child_by_field_name("value")

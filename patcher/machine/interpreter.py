@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tree_sitter import Node
 
-from patcher.machine.calls import Calls, Returned
+from patcher.machine.calls import Calls, Jumped, Returned
 from patcher.machine.expressions import text_of
 from patcher.machine.frame import NotUnderstood
 from patcher.machine.state import Dead
@@ -21,14 +21,6 @@ class Broke(Exception):
 
 class Continued(Exception):
     """A ``continue`` was reached."""
-
-
-class Jumped(Exception):
-    """A ``goto`` was reached."""
-
-    def __init__(self, label: str) -> None:
-        super().__init__()
-        self.label = label
 
 
 class Interpreter(Calls):
@@ -175,6 +167,7 @@ class Interpreter(Calls):
             return
         if not self.state.truth(condition()):
             return
+        self._forget(body, update)
         try:
             self.run(body)
         except Broke:
@@ -184,6 +177,18 @@ class Interpreter(Calls):
         if update is not None:
             self.value(update)
         self._again(condition)
+
+    def _forget(self, *nodes: Node | None) -> None:
+        """Make locals that a loop changes unknown: an iteration is any iteration, not the first."""
+        stack = [n for n in nodes if n is not None]
+        while stack:
+            node = stack.pop()
+            stack.extend(node.named_children)
+            target = node.child_by_field_name("left" if node.type == "assignment_expression" else "argument")
+            if node.type in ("assignment_expression", "update_expression") and target is not None and target.type == "identifier":
+                place = self.state.names.get(text_of(target))
+                if place is not None and place in self.state.env:
+                    self.state.env[place] = ("sym", f"some {text_of(target)}", f"loop {node.start_byte}")
 
     def _again(self, condition: Callable[[], Term]) -> None:
         """Leave a loop after an iteration.

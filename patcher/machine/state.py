@@ -87,10 +87,17 @@ def _differ(left: Term, right: Term) -> bool:
             return operation("+", *term[2:-1]), term[-1][1]
         return term, 0
 
+    if left[0] == "num" and right[0] == "num":
+        return bool(left[1] != right[1])
     a, b = split(left), split(right)
     if _enumerator(left) and _enumerator(right):
         return left != right
     return a[0] == b[0] and a[1] != b[1]
+
+
+def _same_subject(one: Term, other: Term) -> list[tuple[Term, Term]]:
+    """What two comparisons of one subject compare it with."""
+    return [(one[5 - i], other[5 - j]) for i in (2, 3) for j in (2, 3) if one[i] == other[j]]
 
 
 def _enumerator(term: Term) -> bool:
@@ -120,6 +127,8 @@ class State:
             value = True
         elif condition in self.known:
             value = self.known[condition]
+        elif self._excluded(condition):
+            value = False
         else:
             value = (want == positive) if want is not None else self.choices.take()
             self.known[condition] = value
@@ -127,6 +136,15 @@ class State:
         if want is not None and outcome != want:
             raise Dead
         return outcome
+
+    def _excluded(self, condition: Term) -> bool:
+        """Whether ``x == A`` can't be true since ``x == B`` is."""
+        if condition[:2] != ("op", "=="):
+            return False
+        return any(
+            value and known[:2] == ("op", "==") and any(_differ(a, b) for a, b in _same_subject(known, condition))
+            for known, value in self.known.items()
+        )
 
     def read(self, place: Term) -> Term:
         """What a place holds: a local's value, or a symbol for what memory holds."""

@@ -1,0 +1,133 @@
+"""A checkout with its record: the bytes before, what is applied, and plans from one to the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from patcher import record as records
+from patcher import transaction
+from patcher.checkout import Checkout, describe, releases
+from patcher.engine import plan
+from patcher.errors import Blocked, Refused, UsageProblem
+from patcher.fix import Fix, catalogue
+from patcher.model import FileChange, FixStatus, Plan, State
+from patcher.protocol import Version
+from patcher.record import FixRecord, Record
+from patcher.tree import FileTree, Overlay, WorkTree
+
+
+@dataclass(frozen=True)
+class Session:
+    """One look at a checkout."""
+
+    tree: WorkTree
+    checkout: Checkout
+    versions: tuple[Version, ...]
+    record: Record | None
+    nvshmem: str | None
+    profile: str
+
+    @property
+    def recorded(self) -> frozenset[str]:
+        """Ids of the fixes that the record names."""
+        return frozenset(f.id for f in self.record.fixes) if self.record else frozenset()
+
+    def base(self) -> FileTree:
+        """The tree before our changes.  Raises Refused where the code of an applied fix was changed since."""
+        if self.record is None:
+            return self.tree
+        files = {f.path: records.undo(f, self.tree.read(f.path)) for f in self.record.files}
+        return Overlay(self.tree, files)
+
+
+def open_session(folder: str, nvshmem: str | None, profile: str) -> Session:
+    """Read a checkout and its record."""
+    tree = WorkTree(folder)
+    checkout = describe(tree)
+    stored = transaction.read_record(tree.root)
+    record = records.from_bytes(stored) if stored is not None else None
+    return Session(tree, checkout, releases(nvshmem, checkout), record, nvshmem, profile)
+
+
+def look(session: Session, fixes: Sequence[Fix]) -> Plan:
+    """The states of fixes on the checkout as it is, and what an apply would write."""
+    seen = plan(session.tree, fixes, session.versions, session.recorded)
+    if not seen.applied or session.record is None:
+        return seen
+    return replace(seen, changes=target(session, fixes, seen).changes)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Changes to the files as they are, and the record that goes with them (None: no fix is left)."""
+
+    changes: tuple[FileChange, ...]
+    record: Record | None
+
+
+def target(session: Session, fixes: Sequence[Fix], seen: Plan) -> Target:
+    """The bytes with ``fixes`` and all recorded ones that still hold, made anew from the bytes before.
+
+    So any order of applies ends in the same bytes.
+    """
+    held = {s.id for s in seen.before if s.state is State.APPLIED}
+    kept = [f for f in _known(session.recorded) if f.id in held or f.id not in {s.id for s in seen.before}]
+    return _from_base(session, {f.id: f for f in (*kept, *(f for f in fixes if f.id in seen.applied))})
+
+
+def without(session: Session, fixes: Sequence[Fix]) -> Target:
+    """The bytes with only those recorded fixes that are not among ``fixes``."""
+    gone = {f.id for f in fixes}
+    return _from_base(session, {f.id: f for f in _known(session.recorded) if f.id not in gone})
+
+
+def _known(ids: frozenset[str]) -> list[Fix]:
+    fixes = catalogue()
+    unknown = sorted(ids - set(fixes))
+    if unknown:
+        raise Refused(f"the record names {', '.join(unknown)}, which this version of deepep-patch does not know. Use the version that applied it.")
+    return [fixes[i] for i in sorted(ids)]
+
+
+def _from_base(session: Session, wanted: dict[str, Fix]) -> Target:
+    base = session.base()
+    made = plan(base, wanted.values(), session.versions)
+    blocked = [s for s in made.before if s.state is State.BLOCKED]
+    if blocked:
+        raise Blocked("; ".join(f"{s.id}: {s.reason}" for s in blocked))
+    final = {c.path: c.after for c in made.changes}
+    touched = sorted({*final, *(base.files if isinstance(base, Overlay) else ())})
+    changes = []
+    for path in touched:
+        now, after = session.tree.read(path), final.get(path, base.read(path))
+        if now != after:
+            changes.append(FileChange(path, now, after))
+    if not made.applied:
+        return Target(tuple(changes), None)
+    applied = [wanted[i] for i in made.applied]
+    entries = [FixRecord(f.id, str(f.version), tuple(o.id for o in f.obligations), f.upstream) for f in applied]
+    return Target(tuple(changes), records.record_of(made.changes, entries, session.checkout.commit, session.nvshmem, session.profile))
+
+
+def write(session: Session, goal: Target) -> None:
+    """Write a target: the files and the record, all or nothing."""
+    transaction.write_all(session.tree.root, goal.changes, records.to_bytes(goal.record) if goal.record else None)
+
+
+def refuse_blocked(statuses: Sequence[FixStatus]) -> None:
+    """Raises Blocked where one of the selected fixes is: a run carries out all or none."""
+    blocked = [s for s in statuses if s.state is State.BLOCKED]
+    if blocked:
+        reasons = "\n".join(f"  {s.id}: {s.reason}" for s in blocked)
+        skip = " ".join(f"--skip {s.id}" for s in blocked)
+        raise Blocked(f"nothing was changed, since not every selected fix can be carried out:\n{reasons}\nThe others alone: {skip}")
+
+
+def only_recorded(session: Session, fixes: Sequence[Fix], named: bool) -> list[Fix]:
+    """The fixes that a revert takes back.  Raises UsageProblem where one that was named is not applied."""
+    found = [f for f in fixes if f.id in session.recorded]
+    if named and len(found) < len(fixes):
+        missing = ", ".join(f.id for f in fixes if f.id not in session.recorded)
+        raise UsageProblem(f"{missing}: not applied by deepep-patch here, so there is nothing to take back.")
+    return found

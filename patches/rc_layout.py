@@ -1,0 +1,182 @@
+"""The QP of a peer is looked up as NVSHMEM lays its QPs out.
+
+What goes wrong
+    Up to 3.4.5 NVSHMEM lays RC QPs out ``[PE][QP]``: ``rcs[pe * num_rc + id % num_rc]``, with
+    ``num_rc = num_rc_per_pe * num_devices_initialized``.  From 3.5.19 on it is ``[QP][PE]``:
+    ``rcs[(id % num_rc) * npes + pe]``.  A lookup of the other layout gives the QP of another peer: the first
+    internode dispatch times out, or writes land on the wrong rank (#707, #764, #553).  DeepEP followed the
+    change in PR #564 and lost it again in EPv2; PR #696 brings it back.
+
+What is done
+    ``layout``  the index has the form of the NVSHMEM compiled against, decided by its version macros (border
+                3.5.19) unless ``--nvshmem`` names one release.  ``id % num_rc`` stays in both forms.
+
+What is recognised
+    The test of the device state's type (PR #564, with or without ``%``), the version macros (PR #696), and any
+    arithmetic that comes to the same.
+
+What is not touched
+    Anything that has to do with submission.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from patcher.errors import Blocked
+from patcher.facts import Facts, rc_index
+from patcher.fix import Fix
+from patcher.machine import Path
+from patcher.machine.terms import Term, spell, value_path, walk
+from patcher.model import Evidence, Judgement, Obligation
+from patcher.protocol import QP_MAJOR_SINCE, Version
+from patcher.rewrite import Rewriter, descendants, statement_of
+from patcher.source.unit import Function
+from patches._submit import at_function, possible, verdicts
+
+_ORDER = ("layout",)
+
+
+def monomials(term: Term) -> list[tuple[Term, ...]]:
+    """A sum of products, multiplied out."""
+    if term[:2] == ("op", "+"):
+        return [m for part in term[2:] for m in monomials(part)]
+    if term[:2] == ("op", "*"):
+        product: list[tuple[Term, ...]] = [()]
+        for part in term[2:]:
+            product = [(*a, *b) for a in product for b in monomials(part)]
+        return product
+    return [(term,)]
+
+
+def _named(term: Term) -> str:
+    return value_path(term).rsplit(".", 1)[-1] or (str(term[1][1]) if term[0] == "val" and term[1][0] == "sym" else "")
+
+
+def layout(index: Term) -> str:
+    """``pe-major``, ``qp-major``, ``handle`` (a QP handle of NVSHMEM's own, already multiplied) or the empty string."""
+    parts = monomials(index)
+    by_pes = [m for m in parts if any(_named(t) == "npes" for t in m)]
+    by_rcs = [m for m in parts if any(_named(t).startswith("num_rc") or _named(t).startswith("num_default_rc") for t in m) and m not in by_pes]
+    plain = [m for m in parts if m not in by_pes and m not in by_rcs]
+    if not by_pes and not by_rcs and len(plain) == 1 and len(plain[0]) == 1 and plain[0][0][0] == "sym":
+        return "qp-major"  # the first QP: id is 0
+    if by_pes and not by_rcs and len(plain) == 1 and len(plain[0]) == 1 and plain[0][0][0] == "sym":
+        return "qp-major"
+    if by_rcs and not by_pes and all(plain[0][0] not in m for m in by_rcs if plain):
+        return "pe-major"
+    if any(t[0] == "sym" and "handle" in str(t[2]) for t in walk(index)):
+        return "handle"
+    return ""
+
+
+def _misses_devices(index: Term) -> bool:
+    """Whether a PE-major index forgets that a PE has QPs on each of its NICs."""
+    text = [m for m in monomials(index) if any(_named(t) == "num_rc_per_pe" for t in m)]
+    return any(not any(_named(t) == "num_devices_initialized" for t in m) for m in text)
+
+
+def judge(facts: Facts, version: Version) -> list[Judgement]:
+    """Judge the index of every path that gives an RC QP."""
+    bad: dict[str, list[Evidence]] = defaultdict(list)
+    good: dict[str, list[Evidence]] = defaultdict(list)
+    expected = "qp-major" if version >= QP_MAJOR_SINCE else "pe-major"
+    for function, _, index in _lookups(facts, version):
+        found = layout(index)
+        note = f"`{function.name}` takes rcs[{spell(index)}]" if len(spell(index)) < 200 else f"`{function.name}` takes a {found} index"
+        if found == expected and not (found == "pe-major" and _misses_devices(index)):
+            good["layout"].append(at_function(function, note))
+        elif found != "handle":
+            bad["layout"].append(at_function(function, f"{note}; NVSHMEM's layout is {expected}"))
+    return verdicts(bad, _ORDER, good) if facts.lookup else []
+
+
+def _lookups(facts: Facts, version: Version) -> list[tuple[Function, Path, Term]]:
+    found = []
+    for function in facts.lookup:
+        for path in facts.paths(function):
+            index = rc_index(path.result)
+            if index is not None and possible(path, version):
+                found.append((function, path, index))
+    return found
+
+
+def rewrite(code: Rewriter) -> None:
+    """Give the statement that returns the QP the form that each layout needs."""
+    wrong: dict[tuple[str, int], tuple[Function, Term, set[bool]]] = {}
+    for facts, version in code.worlds():
+        expected = "qp-major" if version >= QP_MAJOR_SINCE else "pe-major"
+        for function, _, index in _lookups(facts, version):
+            if layout(index) != expected or (expected == "pe-major" and _misses_devices(index)):
+                key = (function.unit.path, function.node.start_byte)
+                wrong.setdefault(key, (function, index, set()))[2].add(version >= QP_MAJOR_SINCE)
+    for function, index, sides in wrong.values():
+        _mend(code, function, index, sides)
+
+
+def _mend(code: Rewriter, function: Function, index_term: Term, sides: set[bool]) -> None:
+    unit = function.unit
+    taken = [s for s in descendants(function.body, "subscript_expression") if unit.source(s.child_by_field_name("argument") or s).endswith("rcs")]
+    if len(taken) != 1:
+        raise Blocked(f"{unit.path}:{function.line}: `{function.name}` looks QPs up in {len(taken)} places; one was expected")
+    owner, indices = taken[0].child_by_field_name("argument"), taken[0].child_by_field_name("indices")
+    if owner is None or indices is None or not indices.named_children:
+        raise Blocked(f"{unit.path}:{function.line}: the index of `{function.name}` is not understood")
+    index, rcs = indices.named_children[0], unit.source(owner)
+    pe, qp = _names(function, index_term)
+    count = _count(function, rcs)
+    statement = statement_of(taken[0])
+    new = code.replaced(unit, statement, (index, f"({qp} % {_bracketed(count)}) * nvshmemi_device_state_d.npes + {pe}"))
+    old = code.replaced(unit, statement, (index, f"{pe} * {_bracketed(count)} + {qp} % {_bracketed(count)}"))
+    comment = ["// RC QPs are laid out [QP][PE] since NVSHMEM 3.5.19, and [PE][QP] before"]
+    code.guard(unit, statement, QP_MAJOR_SINCE, new if True in sides else None, old if False in sides else None, comment)
+
+
+def _names(function: Function, index: Term) -> tuple[str, str]:
+    """The parameters that are the PE and the number of the QP, by what the index does with them."""
+    parts = monomials(index)
+    names = {p.name for p in function.parameters}
+    form = layout(index)
+    if form == "qp-major":
+        pes = [m[0] for m in parts if len(m) == 1 and m[0][0] == "sym"]
+    else:
+        pes = [t for m in parts if len(m) > 1 for t in m if t[0] == "sym"]
+    found = [str(t[1]) for t in pes if t[1] in names]
+    others = sorted({str(t[1]) for t in walk(index) if t[0] == "sym" and t[1] in names and t[1] not in found})
+    if not form or len(found) != 1 or len(others) != 1:
+        where = f"{function.unit.path}:{function.line}"
+        raise Blocked(f"{where}: `{function.name}` takes rcs[{spell(index)}], which is neither layout of NVSHMEM; which of its parameters is the PE is not clear")
+    return found[0], others[0]
+
+
+def _count(function: Function, rcs: str) -> str:
+    """The number of RC QPs of a PE over all its NICs, as the function spells it."""
+    unit = function.unit
+    owner = rcs.removesuffix("rcs").rstrip("->. \n").removesuffix("globalmem").rstrip("->. \n")
+    modulo = [b for b in descendants(function.body, "binary_expression") if any(c.type == "%" for c in b.children)]
+    right = modulo[0].child_by_field_name("right") if len(modulo) == 1 else None
+    text = unit.source(right) if right is not None else f"{owner}->num_rc_per_pe * {owner}->num_devices_initialized"
+    inner = text[1:-1] if text.startswith("(") and text.endswith(")") else text
+    if "num_devices_initialized" in inner or "num_rc_per_pe" not in inner:
+        return inner
+    return f"{inner} * {owner}->num_devices_initialized"
+
+
+def _bracketed(text: str) -> str:
+    return text if text.isidentifier() else f"({text})"
+
+
+FIX = Fix(
+    id="rc-layout",
+    title="the QP of a peer is looked up as the NVSHMEM compiled against lays its QPs out",
+    version=1,
+    upstream=(
+        "https://github.com/deepseek-ai/DeepEP/pull/696",
+        "https://github.com/deepseek-ai/DeepEP/pull/564",
+        "https://github.com/deepseek-ai/DeepEP/issues/707",
+    ),
+    obligations=(Obligation("layout", "the index of an RC QP has the form of the NVSHMEM compiled against"),),
+    judge=judge,
+    rewrite=rewrite,
+    documentation=__doc__ or "",
+)
