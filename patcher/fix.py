@@ -17,17 +17,22 @@ from patcher.rewrite import Rewriter
 PROFILES = ("default", "strict", "all")
 
 
+DEVICE = "csrc/kernels/ibgda_device.cuh"
+"""The file of the sample checkout that most cases change."""
+
+
 @dataclass(frozen=True)
 class Case:
-    """A small tree and what must come of it.
+    """The sample checkout (``patcher/sample``) with some text replaced, and the state that a fix must have there.
 
-    ``files`` are paths and texts; ``state`` is the state of the fix before apply.  Where it is needed or
-    partial, apply must settle it; where it is blocked, ``reason`` must be in the explanation.
+    Where the state is needed or partial, apply must settle it; where it is blocked, ``reason`` is in the
+    explanation.  ``changes`` are (old, new) in ``path``, each old text found once.
     """
 
     name: str
-    files: dict[str, str]
     state: str
+    changes: tuple[tuple[str, str], ...] = ()
+    path: str = DEVICE
     nvshmem: str | None = None
     reason: str = ""
 
@@ -49,6 +54,7 @@ class Fix:
     rewrite: Callable[[Rewriter], None]
     profile: str = "default"
     documentation: str = ""
+    cases: tuple[Case, ...] = ()
 
 
 @cache

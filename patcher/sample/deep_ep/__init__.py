@@ -1,0 +1,1 @@
+"""The sample's package: only its name matters."""
