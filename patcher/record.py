@@ -184,8 +184,6 @@ def _places(hunk: Hunk, lines: list[bytes]) -> list[_Place]:
     for index in range(len(lines) - size + 1):
         if lines[index : index + size] != after:
             continue
-        if index and not lines[index - 1].endswith(b"\n"):
-            continue  # the end of an unfinished line: text put here would be glued to it
         above = lines[max(0, index - len(lead)) : index][::-1]
         below = lines[index + size : index + size + len(trail)]
         places.append(_Place(index, _shared(lead, above), _shared(trail, below)))

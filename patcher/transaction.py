@@ -80,7 +80,7 @@ def recover(root: str) -> str | None:
     """Finish or undo a run that was interrupted and say which; None where there was none."""
     base = os.path.realpath(root)
     if not interrupted(base):
-        if base not in _HELD and _has_folder(base) and not _exists(_own(base, _RECORD)):
+        if _has_folder(base) and not _exists(_own(base, _RECORD)):
             with locked(base):
                 pass  # which removes the empty folder of a run that was killed before it did anything
         return None
@@ -195,7 +195,7 @@ def _check_unchanged(base: str, path: str, change: FileChange) -> None:
 def _real_path(base: str, path: str) -> str:
     """The path below ``base`` of the file that a path leads to; Refused where it leads elsewhere."""
     full = os.path.realpath(os.path.join(base, path)) if "\0" not in path else ""
-    if not full or os.path.isabs(path) or full == base or os.path.commonpath([base, full]) != base:
+    if not full or full == base or os.path.commonpath([base, full]) != base:
         raise Refused(f"{path!r} leads out of the checkout {base} (to {full!r}): not written.")
     real = os.path.relpath(full, base)
     if {".git", FOLDER}.intersection(real.split(os.sep)):
@@ -263,7 +263,7 @@ class _Run:
         """Finish or undo the run after it was killed."""
         entries = self.journal.entries
         count = f"{len(entries)} file{'s' * (len(entries) != 1)}"
-        if self.journal.replacing and all(self._current(entry) == entry.after for entry in entries):
+        if all(self._current(entry) == entry.after for entry in entries):
             self._settle()
             said = f"An interrupted run was finished: {count} had been changed, and now the record says so."
         else:

@@ -39,6 +39,15 @@ def test_hunks_are_whole_lines_with_context_that_stops_at_the_neighbour() -> Non
     assert (second.lead, second.trail) == (b"5\n6\n", b"8\n9\n")
 
 
+def test_a_lone_carriage_return_ends_no_line() -> None:
+    assert recorded(b"a\rb\n", b"a\rc\n").hunks[0].before == b"a\rb\n"
+
+
+def test_hunks_are_small_also_where_a_line_is_frequent() -> None:
+    hunks = recorded(b"x" + b"\n" * 300 + b"y", b"X" + b"\n" * 300 + b"Y").hunks
+    assert [(hunk.before, hunk.after) for hunk in hunks] == [(b"x\n", b"X\n"), (b"y", b"Y")]
+
+
 def test_files_are_sorted_and_those_without_a_change_left_out() -> None:
     changes = [FileChange("b", b"1", b"2"), FileChange("same", b"1", b"1"), FileChange("a", b"1", b"3")]
     record = record_of(changes, [], None, None, "default")
@@ -167,6 +176,20 @@ def test_a_lookalike_is_not_taken_for_a_hunk_that_is_gone() -> None:
         undo(recorded(before, after), gone)
 
 
+def test_a_lookalike_that_has_become_a_little_more_alike_is_not_taken_either() -> None:
+    before = b"x();\nfence();\n\n\n{\np();\nx();\n}\n"
+    after = before.replace(b"x();\n}", b"x();\nfence();\n}")
+    with pytest.raises(Refused, match="gone"):
+        undo(recorded(before, after), b"p();\n" + before)
+
+
+def test_two_hunks_that_have_become_one_are_refused() -> None:
+    before = b"a\nb\nm\nc\nd\n"
+    file = recorded(before, b"a\nfence\nb\nm\nc\nfence\nd\n")
+    with pytest.raises(Refused, match="can't be told apart"):
+        undo(file, b"a\nfence\nd\n")
+
+
 def test_twins_that_were_both_changed_are_told_apart_by_their_order() -> None:
     one = b"{\n    a();\n    b();\n    c();\n    wait();\n    d();\n    e();\n    f();\n}\n"
     before = one + one
@@ -264,7 +287,9 @@ def test_the_same_record_is_the_same_bytes_and_comes_back() -> None:
     assert stored == to_bytes(full_record())
     assert from_bytes(stored) == record
     assert stored.isascii()
-    assert json.loads(stored)["schema"] == "deepep-patch/record/1"
+    data = json.loads(stored)
+    assert data["schema"] == "deepep-patch/record/1"
+    assert list(data) == sorted(data)
 
 
 def test_unknown_keys_are_passed_over() -> None:
