@@ -16,7 +16,7 @@ from patcher import __version__, report
 from patcher.errors import PatchError
 from patcher.fix import PROFILES, Fix, catalogue, select
 from patcher.model import FixStatus, Plan, State
-from patcher.session import Session, look, only_recorded, open_session, refuse_blocked, target, without, write
+from patcher.session import FOLDER, Session, look, only_recorded, open_session, refuse_blocked, target, without, write
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _OPTIONS: tuple[Callable[[Any], Any], ...] = (
@@ -92,11 +92,15 @@ def _open(checkout: str, nvshmem: str | None, profile: str, quiet: bool) -> Sess
             say(f"{path}: passed over, too large for source")
         for path in session.tree.unreadable:
             say(f"{path}: passed over, not readable")
-    from patcher import transaction
-
-    if transaction.interrupted(session.tree.root):
+    if session.tree.exists(FOLDER) and _interrupted(session):
         say("an earlier run was interrupted or is at work: the next apply or revert finishes or undoes it")
     return session
+
+
+def _interrupted(session: Session) -> bool:
+    from patcher import transaction
+
+    return transaction.interrupted(session.tree.root)
 
 
 def _print_status(session: Session, statuses: Sequence[FixStatus], kind: str, full: bool = False) -> None:

@@ -15,7 +15,7 @@ from functools import cached_property
 
 from patcher import protocol
 from patcher.machine import Machine, Path, Rmw, Store, TooComplex
-from patcher.machine.machine import MAX_PATHS
+from patcher.machine.machine import MAX_PATHS, Run
 from patcher.machine.terms import Term, walk
 from patcher.protocol import Version
 from patcher.source.conditions import Macro
@@ -56,6 +56,7 @@ class Sources:
         self._fixed: dict[str, Unit] = {}
         self._varying: dict[tuple[str, Version], Unit] = {}
         self._includes: dict[str, tuple[str, ...]] = {}
+        self.runs: dict[tuple[str, int], list[Run]] = {}
 
     def unit(self, path: str, version: Version) -> Unit:
         """The unit of ``path`` as compiled against ``version``."""
@@ -116,7 +117,7 @@ class Facts:
     @cached_property
     def machine(self) -> Machine:
         """Runs functions of these units."""
-        return Machine(self._worth_running)
+        return Machine(self._worth_running, self.unit, self.sources.runs)
 
     def unit(self, path: str) -> Unit:
         """The unit of any file of the tree."""

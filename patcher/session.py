@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from patcher import record as records
-from patcher import transaction
 from patcher.checkout import Checkout, describe, releases
 from patcher.engine import plan
 from patcher.errors import Blocked, Refused, UsageProblem
 from patcher.fix import Fix, catalogue
 from patcher.model import FileChange, FixStatus, Plan, State
 from patcher.protocol import Version
-from patcher.record import FixRecord, Record
 from patcher.tree import FileTree, Overlay, WorkTree
+
+if TYPE_CHECKING:
+    from patcher.record import Record
+
+FOLDER = ".deepep-patch"
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class Session:
         """The tree before our changes.  Raises Refused where the code of an applied fix was changed since."""
         if self.record is None:
             return self.tree
+        from patcher import record as records
+
         files = {f.path: records.undo(f, self.tree.read(f.path)) for f in self.record.files}
         return Overlay(self.tree, files)
 
@@ -45,9 +50,15 @@ def open_session(folder: str, nvshmem: str | None, profile: str) -> Session:
     """Read a checkout and its record."""
     tree = WorkTree(folder)
     checkout = describe(tree)
-    stored = transaction.read_record(tree.root)
-    record = records.from_bytes(stored) if stored is not None else None
+    record = _stored(tree) if tree.exists(FOLDER) else None
     return Session(tree, checkout, releases(nvshmem, checkout), record, nvshmem, profile)
+
+
+def _stored(tree: WorkTree) -> Record | None:
+    from patcher import record, transaction  # a checkout without a record does not pay for them
+
+    stored = transaction.read_record(tree.root)
+    return record.from_bytes(stored) if stored is not None else None
 
 
 def look(session: Session, fixes: Sequence[Fix]) -> Plan:
@@ -91,6 +102,8 @@ def _known(ids: frozenset[str]) -> list[Fix]:
 
 
 def _from_base(session: Session, wanted: dict[str, Fix]) -> Target:
+    from patcher.record import FixRecord, record_of
+
     base = session.base()
     made = plan(base, wanted.values(), session.versions)
     blocked = [s for s in made.before if s.state is State.BLOCKED]
@@ -107,12 +120,14 @@ def _from_base(session: Session, wanted: dict[str, Fix]) -> Target:
         return Target(tuple(changes), None)
     applied = [wanted[i] for i in made.applied]
     entries = [FixRecord(f.id, str(f.version), tuple(o.id for o in f.obligations), f.upstream) for f in applied]
-    return Target(tuple(changes), records.record_of(made.changes, entries, session.checkout.commit, session.nvshmem, session.profile))
+    return Target(tuple(changes), record_of(made.changes, entries, session.checkout.commit, session.nvshmem, session.profile))
 
 
 def write(session: Session, goal: Target) -> None:
     """Write a target: the files and the record, all or nothing."""
-    transaction.write_all(session.tree.root, goal.changes, records.to_bytes(goal.record) if goal.record else None)
+    from patcher import record, transaction
+
+    transaction.write_all(session.tree.root, goal.changes, record.to_bytes(goal.record) if goal.record else None)
 
 
 def refuse_blocked(statuses: Sequence[FixStatus]) -> None:

@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from patcher import protocol
 from patcher.errors import Blocked
 from patcher.facts import Facts
-from patcher.fix import Fix
+from patcher.fix import Case, Fix
 from patcher.machine import Event, Scope, Site, Store
 from patcher.model import Evidence, Judgement, Obligation
 from patcher.protocol import DOORBELL, DOORBELL_RECORD, NIC_ON_GPU_FLAG, Version
@@ -170,4 +170,33 @@ FIX = Fix(
     judge=judge,
     rewrite=rewrite,
     documentation=__doc__ or "",
+    cases=(
+        Case("the sample has GPU scope", "needed"),
+        Case(
+            "the fence before the CAS asks, those of the doorbell don't",
+            "partial",
+            (("    __threadfence();", "    if (state->nic_buf_on_gpumem)\n        __threadfence();\n    else\n        __threadfence_system();"),),
+        ),
+        Case(
+            "system scope everywhere",
+            "upstream",
+            (
+                ("    __threadfence();", "    __threadfence_system();"),
+                ("        write_doorbell_record(qp, index);", "        __threadfence_system();\n        write_doorbell_record(qp, index);"),
+                ("        ring_doorbell(qp, index);", "        __threadfence_system();\n        ring_doorbell(qp, index);"),
+            ),
+        ),
+        Case("no fence before the CAS", "needed", (("    __threadfence();\n", ""),)),
+        Case(
+            "the doorbell rings in an `if` without braces",
+            "needed",
+            (("        ring_doorbell(qp, index);", "        if (index != 0)\n            ring_doorbell(qp, index);"),),
+        ),
+        Case(
+            "a helper that the tree does not define stores the doorbell",
+            "blocked",
+            (("    store_release(reinterpret_cast<uint64_t*>(qp->tx_wq.bf)", "    store_elsewhere(reinterpret_cast<uint64_t*>(qp->tx_wq.bf)"),),
+            reason="store_elsewhere",
+        ),
+    ),
 )

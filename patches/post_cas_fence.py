@@ -20,7 +20,7 @@ from collections import defaultdict
 
 from patcher import protocol
 from patcher.facts import Facts
-from patcher.fix import Fix
+from patcher.fix import Case, Fix
 from patcher.machine import Fence, Rmw, Scope, Store
 from patcher.model import Evidence, Judgement, Obligation
 from patcher.protocol import Version
@@ -77,4 +77,10 @@ FIX = Fix(
     judge=judge,
     rewrite=rewrite,
     documentation=__doc__ or "",
+    cases=(
+        Case("the sample has none", "needed"),
+        Case("NVSHMEM's own", "upstream", (("        ;\n\n    // The GPU posts", "        ;\n    fence_cta();\n\n    // The GPU posts"),)),
+        Case("a wider one", "upstream", (("        ;\n\n    // The GPU posts", "        ;\n    __threadfence();\n\n    // The GPU posts"),)),
+        Case("a proxy fence is none", "needed", (("        ;\n\n    // The GPU", "        ;\n    asm volatile(\"fence.proxy.async;\");\n\n    // The GPU"),)),
+    ),
 )

@@ -25,7 +25,7 @@ from tree_sitter import Node
 from patcher import protocol
 from patcher.errors import Blocked
 from patcher.facts import Facts, awaited_frontiers
-from patcher.fix import Fix
+from patcher.fix import Case, Fix
 from patcher.machine import Load, Path
 from patcher.model import Evidence, Judgement, Obligation, Verdict
 from patcher.protocol import PROXY_QUEUE, PROXY_SLOT_SINCE, READY_HEAD, Version
@@ -142,4 +142,39 @@ FIX = Fix(
     judge=judge,
     rewrite=rewrite,
     documentation=__doc__ or "",
+    cases=(
+        Case("the sample asks for the mode", "needed"),
+        Case("the old protocol wants just that", "upstream", nvshmem="3.3.24"),
+        Case(
+            "`ready_head` in every mode",
+            "upstream",
+            (("state->use_async_postsend ? load_relaxed(qp->tx_wq.prod_idx) : load_relaxed(", "load_relaxed("),),
+            nvshmem="3.4.5",
+        ),
+        Case(
+            "`ready_head` in every mode, also for old releases",
+            "needed",
+            (("state->use_async_postsend ? load_relaxed(qp->tx_wq.prod_idx) : load_relaxed(", "load_relaxed("),),
+        ),
+        Case(
+            "`prod_idx` in every mode",
+            "needed",
+            (
+                (
+                    "state->use_async_postsend ? load_relaxed(qp->tx_wq.prod_idx) : load_relaxed(&qp->mvars.tx_wq.ready_head)",
+                    "load_relaxed(qp->tx_wq.prod_idx)",
+                ),
+            ),
+        ),
+        Case(
+            "read without a helper",
+            "needed",
+            (
+                (
+                    "load_relaxed(qp->tx_wq.prod_idx) : load_relaxed(&qp->mvars.tx_wq.ready_head)",
+                    "*qp->tx_wq.prod_idx : qp->mvars.tx_wq.ready_head",
+                ),
+            ),
+        ),
+    ),
 )

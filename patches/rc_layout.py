@@ -25,7 +25,7 @@ from collections import defaultdict
 
 from patcher.errors import Blocked
 from patcher.facts import Facts, rc_index
-from patcher.fix import Fix
+from patcher.fix import Case, Fix
 from patcher.machine import Path
 from patcher.machine.terms import Term, spell, value_path, walk
 from patcher.model import Evidence, Judgement, Obligation
@@ -124,7 +124,7 @@ def _mend(code: Rewriter, function: Function, index_term: Term, sides: set[bool]
         raise Blocked(f"{unit.path}:{function.line}: the index of `{function.name}` is not understood")
     index, rcs = indices.named_children[0], unit.source(owner)
     pe, qp = _names(function, index_term)
-    count = _count(function, rcs)
+    count = _count(function, rcs, _misses_devices(index_term))
     statement = statement_of(taken[0])
     new = code.replaced(unit, statement, (index, f"({qp} % {_bracketed(count)}) * nvshmemi_device_state_d.npes + {pe}"))
     old = code.replaced(unit, statement, (index, f"{pe} * {_bracketed(count)} + {qp} % {_bracketed(count)}"))
@@ -149,7 +149,7 @@ def _names(function: Function, index: Term) -> tuple[str, str]:
     return found[0], others[0]
 
 
-def _count(function: Function, rcs: str) -> str:
+def _count(function: Function, rcs: str, one_nic: bool) -> str:
     """The number of RC QPs of a PE over all its NICs, as the function spells it."""
     unit = function.unit
     owner = rcs.removesuffix("rcs").rstrip("->. \n").removesuffix("globalmem").rstrip("->. \n")
@@ -157,9 +157,7 @@ def _count(function: Function, rcs: str) -> str:
     right = modulo[0].child_by_field_name("right") if len(modulo) == 1 else None
     text = unit.source(right) if right is not None else f"{owner}->num_rc_per_pe * {owner}->num_devices_initialized"
     inner = text[1:-1] if text.startswith("(") and text.endswith(")") else text
-    if "num_devices_initialized" in inner or "num_rc_per_pe" not in inner:
-        return inner
-    return f"{inner} * {owner}->num_devices_initialized"
+    return f"{inner} * {owner}->num_devices_initialized" if one_nic and right is not None else inner
 
 
 def _bracketed(text: str) -> str:
@@ -179,4 +177,39 @@ FIX = Fix(
     judge=judge,
     rewrite=rewrite,
     documentation=__doc__ or "",
+    cases=(
+        Case("the sample is PE-major", "needed"),
+        Case("which is right before 3.5.19", "upstream", nvshmem="3.4.5"),
+        Case(
+            "QP-major in every release",
+            "needed",
+            (("rcs[pe * per_peer + id % per_peer]", "rcs[id % per_peer * nvshmemi_device_state_d.npes + pe]"),),
+        ),
+        Case(
+            "QP-major without `%`, and right for its release",
+            "upstream",
+            (("rcs[pe * per_peer + id % per_peer]", "rcs[pe + nvshmemi_device_state_d.npes * id]"),),
+            nvshmem="3.8.0",
+        ),
+        Case(
+            "decided by the type of the device state",
+            "upstream",
+            (
+                (
+                    "    return &state->globalmem.rcs[pe * per_peer + id % per_peer];",
+                    "    if constexpr (std::is_same_v<nvshmemi_ibgda_device_state_t, nvshmemi_ibgda_device_state_v1>)\n"
+                    "        return &state->globalmem.rcs[pe * per_peer + id % per_peer];\n"
+                    "    else\n"
+                    "        return &state->globalmem.rcs[pe + nvshmemi_device_state_d.npes * id];",
+                ),
+            ),
+        ),
+        Case("QPs of one NIC only", "needed", (("state->num_rc_per_pe * state->num_devices_initialized;", "state->num_rc_per_pe;"),)),
+        Case(
+            "neither layout",
+            "blocked",
+            (("rcs[pe * per_peer + id % per_peer]", "rcs[pe * 7 + id]"),),
+            reason="neither layout",
+        ),
+    ),
 )

@@ -40,7 +40,7 @@ from tree_sitter import Node
 from patcher import protocol
 from patcher.errors import Blocked
 from patcher.facts import Facts
-from patcher.fix import Fix
+from patcher.fix import Case, Fix
 from patcher.machine import Fence, Rmw, Scope, Site, Store
 from patcher.machine.terms import spell
 from patcher.model import Evidence, Judgement, Obligation
@@ -362,6 +362,9 @@ def _keep_from_old(code: Rewriter, facts: Facts, version: Version) -> None:
             code.only_since(touched[0].outer.unit, first, last, PROXY_SLOT_SINCE)
 
 
+_PUBLISH = "        atomicMax_system(reinterpret_cast<unsigned long long*>(qp->tx_wq.bf), next);\n"
+_ADVANCE = "        if (atomicMax(reinterpret_cast<unsigned long long*>(&mvars->tx_wq.prod_idx), next) < next)\n"
+
 FIX = Fix(
     id="submit-order",
     title="submissions are ordered and published as the NVSHMEM compiled against does it",
@@ -376,4 +379,66 @@ FIX = Fix(
     judge=judge,
     rewrite=rewrite,
     documentation=__doc__ or "",
+    cases=(
+        Case("the sample has the old protocol", "needed"),
+        Case("which is right for old releases", "upstream", nvshmem="3.3.24"),
+        Case("and broken for new ones", "needed", nvshmem="3.4.5"),
+        Case(
+            "published, but `prod_idx` left behind",
+            "partial",
+            (
+                ("state->use_async_postsend ? qp->tx_wq.prod_idx : &mvars", "&mvars"),
+                ("            post(qp, next);\n    }\n", "            post(qp, next);\n    } else {\n" + _PUBLISH + "    }\n"),
+            ),
+        ),
+        Case(
+            "published and advanced",
+            "upstream",
+            (
+                ("state->use_async_postsend ? qp->tx_wq.prod_idx : &mvars", "&mvars"),
+                ("            post(qp, next);\n    }\n", "            post(qp, next);\n    } else {\n" + _ADVANCE + "    " + _PUBLISH + "    }\n"),
+            ),
+            nvshmem="3.8.0",
+        ),
+        Case(
+            "published and advanced, also where there is no slot",
+            "needed",
+            (
+                ("state->use_async_postsend ? qp->tx_wq.prod_idx : &mvars", "&mvars"),
+                ("            post(qp, next);\n    }\n", "            post(qp, next);\n    } else {\n" + _ADVANCE + "    " + _PUBLISH + "    }\n"),
+            ),
+        ),
+        Case(
+            "published at GPU scope",
+            "partial",
+            (
+                ("state->use_async_postsend ? qp->tx_wq.prod_idx : &mvars", "&mvars"),
+                (
+                    "            post(qp, next);\n    }\n",
+                    "            post(qp, next);\n    } else {\n" + _ADVANCE + "    " + _PUBLISH.replace("_system", "") + "    }\n",
+                ),
+            ),
+            nvshmem="3.8.0",
+        ),
+        Case(
+            "no async mode at all",
+            "needed",
+            (
+                ("state->use_async_postsend ? qp->tx_wq.prod_idx : &mvars", "&mvars"),
+                ("    if (!state->use_async_postsend) {\n", "    {\n"),
+            ),
+        ),
+        Case(
+            "the wait gives up after a while",
+            "blocked",
+            (("base)\n        ;\n", "base)\n        if (++state->tries == 1000)\n            break;\n"),),
+            reason="can end without it",
+        ),
+        Case(
+            "a second turn on a queue of a fork",
+            "blocked",
+            (("base)\n        ;\n", "base)\n        ;\n    while (atomicCAS(&mvars->tx_wq.ready_slot, base, next) != base)\n        ;\n"),),
+            reason="ready_slot",
+        ),
+    ),
 )

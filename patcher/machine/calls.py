@@ -90,6 +90,8 @@ class Calls(Expressions):
         function = next((f for f in self.resolve(name, self.unit) if f.accepts(len(arguments))), None)
         if function is not None and len(self.state.stack) < MAX_DEPTH and not self._running(function):
             return self._inline(node, function, arguments)
+        if function is None:
+            self.unknown.add((name, self.unit.path))
         values = tuple(self.value(a) for a in arguments)
         self.emit(node, lambda sites: Call(sites, name, values))
         return ("call", name if callee.type != "qualified_identifier" else qualified, *values)
@@ -195,6 +197,7 @@ class Calls(Expressions):
         """Run ``function`` with its parameters bound to values (or, True, to places)."""
         state = self.state
         state.frames += 1
+        self.entered.add(function)
         self.function, self.frame, self.pin, state.names = function, state.frames, None, {}
         for name, term, is_place in bound:
             if is_place:

@@ -34,6 +34,8 @@ class Frame:
         self.frame = 0
         self.pin: Node | None = None  # the invocation, while the body of a macro runs
         self.lambdas: dict[Term, Node] = {}
+        self.entered: set[Function] = set()
+        self.unknown: set[tuple[str, str]] = set()  # names of calls that had no definition, and the file of the call
         self.references: dict[Term, tuple[Term, str]] = {}  # cuda::atomic_ref objects: place, type text
 
     @property
