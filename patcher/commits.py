@@ -15,6 +15,7 @@ from patcher.errors import MissingTool, PatchError, Refused
 from patcher.fix import Fix
 from patcher.model import FileChange, Plan
 from patcher.session import Session, Target, open_session, target, write
+from patcher.tree import WorkTree
 
 if TYPE_CHECKING:
     from git import Repo
@@ -71,7 +72,7 @@ def message(fix: Fix) -> str:
 def _why(documentation: str) -> list[str]:
     """What the documentation says first after its summary, up to the end of a sentence."""
     paragraphs = [p for p in textwrap.dedent(documentation).strip().split("\n\n") if p.strip()]
-    chosen = []
+    chosen: list[str] = []
     for text in paragraphs[1:] or paragraphs:
         lines = text.splitlines()
         if chosen and not lines[0].startswith(" "):
@@ -92,9 +93,14 @@ def _filled(text: str) -> str:
             items[-1] += f" {line}"
         else:
             items.append(line)
-    return "\n".join(
-        textwrap.fill(i, WIDTH, subsequent_indent="  " if i.startswith("- ") else "", break_long_words=False, break_on_hyphens=False) for i in items
-    )
+    return "\n".join(map(_wrapped, items))
+
+
+def _wrapped(text: str) -> str:
+    # No line begins with `#`: where commit.cleanup is strip, git takes it for a comment.
+    indent = "  " if text.startswith("- ") else ""
+    glued = text.replace(" #", "\0#")
+    return textwrap.fill(glued, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False).replace("\0", " ")
 
 
 # Before
@@ -145,9 +151,9 @@ def _check(repo: Repo, session: Session, paths: Sequence[str]) -> None:
         name = _in_repository(repo, session.tree.root, path)
         if name in unstaged:
             taken_back = " (`deepep-patch revert` takes back what was applied without --commit)" if session.record else ""
-            raise Refused(f"{path}: has changes that are not committed, which the commit would carry too. Commit or stash them first{taken_back}.")
+            raise Refused(f"{path}: has uncommitted changes, which the commit would carry too. Commit or stash them first{taken_back}.")
         if not _git(repo, "ls-files", "-z", "--", _literal(name)):
-            raise Refused(f"{path}: git does not track this file, so a fix of it can't be committed. Add it first, or apply without --commit.")
+            raise Refused(f"{path}: git does not track this file, so its fix can't be committed. Add it first, or apply without --commit.")
 
 
 def _changed_files(repo: Repo) -> tuple[list[str], set[str]]:
@@ -230,8 +236,8 @@ def _commit(repo: Repo, text: str, names: Sequence[str]) -> tuple[int, str]:
     with tempfile.TemporaryFile() as file:
         file.write(text.encode("utf-8"))
         file.seek(0)
-        running = repo.git.commit("-F", "-", "--", *map(_literal, names), istream=file, as_process=True, env=locale).proc
-        assert isinstance(running, subprocess.Popen)
+        owner = repo.git.commit("-F", "-", "--", *map(_literal, names), istream=file, as_process=True, env=locale)
+        running: subprocess.Popen[bytes] = owner.proc  # which ends when nothing refers to its owner
         try:
             out, error = running.communicate()
         except BaseException:
@@ -245,11 +251,10 @@ def _commit(repo: Repo, text: str, names: Sequence[str]) -> tuple[int, str]:
 
 def _undo(root: str, changes: Sequence[FileChange], record: bytes | None) -> None:
     """Put the files back, also those that a hook has changed on the way."""
-    back = []
-    for change in changes:
-        with open(os.path.join(root, change.path), "rb") as file:
-            back.append(FileChange(change.path, file.read(), change.before))
-    transaction.write_all(root, back, record)
+    now = WorkTree(root)
+    back = [FileChange(c.path, now.read(c.path), c.before) for c in changes]
+    if transaction.read_record(root) != record or any(c.before != c.after for c in back):
+        transaction.write_all(root, back, record)
 
 
 def _so_far(done: Sequence[str]) -> str:

@@ -208,7 +208,7 @@ def _fits(hunk: Hunk, place: _Place, others: tuple[int, int]) -> bool:
     them had: else a look-alike would be taken for a hunk that somebody has removed.
     """
     lead, trail = len(_lines(hunk.lead)), len(_lines(hunk.trail))
-    if not hunk.after and (place.lead < min(1, lead) or place.trail < min(1, trail) or not lead + trail):
+    if not hunk.after and (place.lead < min(1, lead) or place.trail < min(1, trail)):
         return False
     return others == (-1, -1) or (place.lead == lead > others[0]) or (place.trail == trail > others[1])
 

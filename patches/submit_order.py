@@ -47,7 +47,7 @@ from patcher.model import Evidence, Judgement, Obligation
 from patcher.protocol import DOORBELL, PROD_IDX, PROXY_QUEUE, PROXY_SLOT_SINCE, READY_HEAD, Version
 from patcher.rewrite import Rewriter, common_range, common_statement, contains, descendants, qp_pointer, statement_of
 from patcher.source.unit import Unit
-from patches._submit import Turn, at, at_function, one_cta, orderless, turns, understood, verdicts
+from patches._submit import Turn, at, at_function, orderless, turns, understood, verdicts
 
 _ORDER = ("order", "advance", "publish", "doorbell")
 

@@ -8,8 +8,9 @@ from tree_sitter import Node
 
 from patcher.machine import builtins
 from patcher.machine.events import Barrier, Call, Fence, Load, Opaque, Scope, Store
-from patcher.machine.expressions import Expressions, snippet, text_of
+from patcher.machine.expressions import Expressions, snippet
 from patcher.machine.frame import MAX_DEPTH
+from patcher.machine.nodes import named, part, text_of
 from patcher.machine.ptx import Instruction, instructions, operand_index
 from patcher.machine.state import Dead
 from patcher.machine.terms import FALSE, Term, address, deref
@@ -42,10 +43,10 @@ class Calls(Expressions):
         raise NotImplementedError
 
     def call(self, node: Node) -> Term:
-        callee, listed = node.child_by_field_name("function"), node.child_by_field_name("arguments")
+        callee, listed = part(node, "function"), part(node, "arguments")
         if callee is None or listed is None:
             self.fail(node, "a call without its parts")
-        arguments = [a for a in listed.named_children if a.type != "comment"]
+        arguments = [a for a in named(listed) if a.type != "comment"]
         if callee.type == "field_expression":
             return self._method(node, callee, arguments)
         name, qualified = _callee_name(callee), text_of(callee)
@@ -108,7 +109,7 @@ class Calls(Expressions):
         return function is self.function or any(site.function is function for site in self.state.stack)
 
     def _method(self, node: Node, callee: Node, arguments: list[Node]) -> Term:
-        target, member = callee.child_by_field_name("argument"), callee.child_by_field_name("field")
+        target, member = part(callee, "argument"), part(callee, "field")
         name = _callee_name(member) if member is not None else ""
         owner = self.value(target) if target is not None else FALSE
         reference = self.references.get(owner) or self.references.get(owner[1] if owner[0] == "val" else owner)
@@ -136,8 +137,8 @@ class Calls(Expressions):
         if body_of is None:
             self.emit(node, lambda sites: Call(sites, str(place[1]), tuple(values)))
             return ("call", str(place[1]), *values)
-        body = body_of.child_by_field_name("body")
-        declarator = body_of.child_by_field_name("declarator")
+        body = part(body_of, "body")
+        declarator = part(body_of, "declarator")
         names = [text_of(i) for i in _parameter_names(declarator)] if declarator is not None else []
         saved = dict(self.state.names)
         for name, value in zip(names, values, strict=False):
@@ -171,11 +172,11 @@ class Calls(Expressions):
             self.function, self.frame, state.names, self.pin = outer
 
     def _template_arguments(self, node: Node, function: Function) -> list[tuple[str, Term, bool]]:
-        callee = node.child_by_field_name("function")
+        callee = part(node, "function")
         while callee is not None and callee.type == "qualified_identifier":
-            callee = callee.child_by_field_name("name")
-        listed = callee.child_by_field_name("arguments") if callee is not None and callee.type == "template_function" else None
-        given = [c for c in listed.named_children if c.type != "comment"] if listed is not None else []
+            callee = part(callee, "name")
+        listed = part(callee, "arguments") if callee is not None and callee.type == "template_function" else None
+        given = [c for c in named(listed) if c.type != "comment"] if listed is not None else []
         bound: list[tuple[str, Term, bool]] = []
         for position, name in enumerate(function.template):
             if position < len(given):
@@ -236,9 +237,9 @@ class Calls(Expressions):
         self.macro_depth += 1
         try:
             result = FALSE
-            for child in snippet(body.replace("\\\n", " ").replace("\\\r\n", " ")).named_children:
-                if child.type == "expression_statement" and child.named_children:
-                    result = self.value(child.named_children[0])
+            for child in named(snippet(body.replace("\\\n", " ").replace("\\\r\n", " "))):
+                if child.type == "expression_statement" and named(child):
+                    result = self.value(named(child)[0])
                 else:
                     self.run(child)
             return result
@@ -247,10 +248,10 @@ class Calls(Expressions):
             self.pin = saved
 
     def assembly(self, node: Node) -> Term:
-        code = node.child_by_field_name("assembly_code")
+        code = part(node, "assembly_code")
         text = self._asm_text(code) if code is not None else ""
-        operands = [o for field in ("output_operands", "input_operands") for o in _asm_operands(node.child_by_field_name(field))]
-        outputs = len(_asm_operands(node.child_by_field_name("output_operands")))
+        operands = [o for field in ("output_operands", "input_operands") for o in _asm_operands(part(node, field))]
+        outputs = len(_asm_operands(part(node, "output_operands")))
         parsed = instructions(text)
         if not parsed:
             return FALSE
@@ -319,32 +320,32 @@ class Calls(Expressions):
 
 def _callee_name(node: Node) -> str:
     while node.type in ("qualified_identifier", "template_function", "dependent_name", "template_method"):
-        inner = node.child_by_field_name("name") or (node.named_children[-1] if node.named_children else None)
+        inner = part(node, "name") or (named(node)[-1] if named(node) else None)
         if inner is None or inner == node:
             break
         node = inner
-    if node.type == "parenthesized_expression" and node.named_children:
-        return _callee_name(node.named_children[0])
+    if node.type == "parenthesized_expression" and named(node):
+        return _callee_name(named(node)[0])
     return text_of(node)
 
 
 def _parameter_names(node: Node) -> list[Node]:
     if node.type == "parameter_list":
         found = []
-        for parameter in node.named_children:
-            at: Node | None = parameter.child_by_field_name("declarator")
+        for parameter in named(node):
+            at: Node | None = part(parameter, "declarator")
             while at is not None and at.type != "identifier":
-                at = at.child_by_field_name("declarator") or next(iter(at.named_children), None)
+                at = part(at, "declarator") or next(iter(named(at)), None)
             if at is not None:
                 found.append(at)
         return found
-    return [i for child in node.named_children for i in _parameter_names(child)]
+    return [i for child in named(node) for i in _parameter_names(child)]
 
 
 def _asm_operands(node: Node | None) -> list[Node]:
     if node is None:
         return []
-    return [o.named_children[-1] for o in node.named_children if o.type.endswith("_operand") and o.named_children]
+    return [named(o)[-1] for o in named(node) if o.type.endswith("_operand") and named(o)]
 
 
 __all__ = ["Calls", "Jumped", "Returned"]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import TYPE_CHECKING
 
 from tree_sitter import Node, Parser
 
 from patcher.machine.events import Load, Rmw, Scope, Store
 from patcher.machine.frame import Frame
+from patcher.machine.nodes import named, part, text_of
 from patcher.machine.state import is_local
 from patcher.machine.terms import FALSE, TRUE, Term, address, deref, number, operation
 from patcher.source.unit import LANGUAGE
@@ -19,11 +21,6 @@ if TYPE_CHECKING:
 _ALIASES = {"and": "&&", "or": "||", "not": "!", "not_eq": "!=", "bitand": "&", "bitor": "|", "xor": "^", "compl": "~"}
 _NUMBER = re.compile(r"(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)[uUlLzZ]*$")
 _MACRO_DEPTH = 8
-
-
-def text_of(node: Node) -> str:
-    """The text of a node as parsed."""
-    return (node.text or b"").decode("utf-8", "surrogateescape")
 
 
 class Expressions(Frame):
@@ -40,7 +37,7 @@ class Expressions(Frame):
             return self.load(node, self.place(node))
         if node.type == "ERROR":
             self.fail(node, f"not understood: `{_short(node)}`")
-        for child in node.named_children:
+        for child in named(node):
             if child.type not in ("type_descriptor", "comment"):
                 self.value(child)
         return ("call", node.type, ("sym", text_of(node), ""))
@@ -69,24 +66,24 @@ class Expressions(Frame):
             case "parenthesized_expression":
                 return self.place(_only(node))
             case "field_expression":
-                argument, member = node.child_by_field_name("argument"), node.child_by_field_name("field")
+                argument, member = part(node, "argument"), part(node, "field")
                 if argument is None or member is None:
                     self.fail(node, "a member access without a member")
                 arrow = any(c.type == "->" for c in node.children)
                 base = deref(self.value(argument)) if arrow else self.place(argument)
                 return ("field", base, text_of(member))
             case "pointer_expression":
-                argument = node.child_by_field_name("argument")
+                argument = part(node, "argument")
                 assert argument is not None
                 if node.children[0].type == "*":
                     return deref(self.value(argument))
             case "subscript_expression":
-                argument, index = node.child_by_field_name("argument"), node.child_by_field_name("indices")
-                if argument is not None and index is not None and index.named_children:
+                argument, index = part(node, "argument"), part(node, "indices")
+                if argument is not None and index is not None and named(index):
                     base = self.value(argument)
                     if base[0] == "val" and base[1][0] == "var":
-                        return ("field", base[1], f"[{self.value(index.named_children[0])!r}]")
-                    return deref(operation("+", base, self.value(index.named_children[0])))
+                        return ("field", base[1], f"[{self.value(named(index)[0])!r}]")
+                    return deref(operation("+", base, self.value(named(index)[0])))
             case "conditional_expression":
                 return self.place(self._arm(node))
             case "call_expression" | "cast_expression" | "assignment_expression" | "update_expression" | "comma_expression":
@@ -102,8 +99,8 @@ class Expressions(Frame):
         return place
 
     def _arm(self, node: Node) -> Node:
-        condition = node.child_by_field_name("condition")
-        yes, no = node.child_by_field_name("consequence"), node.child_by_field_name("alternative")
+        condition = part(node, "condition")
+        yes, no = part(node, "consequence"), part(node, "alternative")
         if condition is None or no is None:
             self.fail(node, "a conditional expression without its parts")
         if yes is None:
@@ -126,7 +123,7 @@ class Expressions(Frame):
         return number(int(match[1], 0 if match[1][:2].lower() in ("0x", "0b") else 10)) if match else ("sym", text, "")
 
     def _pointer(self, node: Node) -> Term:
-        argument = node.child_by_field_name("argument")
+        argument = part(node, "argument")
         assert argument is not None
         if node.children[0].type == "&":
             return address(self.place(argument))
@@ -139,11 +136,11 @@ class Expressions(Frame):
         return self.state.read(place)
 
     def _cast(self, node: Node) -> Term:
-        inner = node.child_by_field_name("value")
+        inner = part(node, "value")
         return self.value(inner) if inner is not None else number(0)
 
     def _unary(self, node: Node) -> Term:
-        argument = node.child_by_field_name("argument")
+        argument = part(node, "argument")
         assert argument is not None
         operator = text_of(node.children[0])
         operator = _ALIASES.get(operator, operator)
@@ -157,8 +154,8 @@ class Expressions(Frame):
         return ("op", operator, operand)
 
     def _binary(self, node: Node) -> Term:
-        left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
-        operator_node = node.child_by_field_name("operator")
+        left, right = part(node, "left"), part(node, "right")
+        operator_node = part(node, "operator")
         if left is None or right is None or operator_node is None:
             self.fail(node, "an operation without its operands")
         operator = text_of(operator_node)
@@ -170,7 +167,7 @@ class Expressions(Frame):
         return operation(operator, self.value(left), self.value(right))
 
     def _assignment(self, node: Node) -> Term:
-        left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
+        left, right = part(node, "left"), part(node, "right")
         if left is None or right is None:
             self.fail(node, "an assignment without its sides")
         operator = text_of(node.children[1])
@@ -187,7 +184,7 @@ class Expressions(Frame):
             self.emit(node, lambda sites: Store(sites, place, value, Scope.NONE, False))
 
     def _update(self, node: Node) -> Term:
-        argument = node.child_by_field_name("argument")
+        argument = part(node, "argument")
         assert argument is not None
         place = self.place(argument)
         before = self.state.read(place)
@@ -201,7 +198,7 @@ class Expressions(Frame):
 
     def _comma(self, node: Node) -> Term:
         result = FALSE
-        for child in node.named_children:
+        for child in named(node):
             result = self.value(child)
         return result
 
@@ -211,7 +208,7 @@ class Expressions(Frame):
         return place
 
     def _initializer(self, node: Node) -> Term:
-        items = [c for c in node.named_children if c.type != "comment"]
+        items = [c for c in named(node) if c.type != "comment"]
         if len(items) == 1 and items[0].type != "initializer_pair":
             return self.value(items[0])
         return ("call", "{}", *(self.value(i.children[-1] if i.type == "initializer_pair" else i) for i in items))
@@ -229,9 +226,10 @@ def _short(node: Node) -> str:
 
 
 def _only(node: Node) -> Node:
-    return next((c for c in node.named_children if c.type != "comment"), node)
+    return next((c for c in named(node) if c.type != "comment"), node)
 
 
+@cache
 def snippet(text: str) -> Node:
     """The body of ``{ text }`` as a tree of its own."""
     tree = Parser(LANGUAGE).parse(b"void f() {" + text.encode("utf-8", "surrogateescape") + b";}")
@@ -252,7 +250,7 @@ _VALUES: dict[str, Callable[[Expressions, Node], Term]] = {
     "concatenated_string": lambda self, node: ("sym", text_of(node), "string"),
     "sizeof_expression": lambda self, node: ("sym", text_of(node), ""),
     "parenthesized_expression": lambda self, node: self.value(_only(node)),
-    "condition_clause": lambda self, node: self.value(node.child_by_field_name("value") or _only(node)),
+    "condition_clause": lambda self, node: self.value(part(node, "value") or _only(node)),
     "pointer_expression": Expressions._pointer,
     "cast_expression": Expressions._cast,
     "unary_expression": Expressions._unary,
@@ -265,5 +263,5 @@ _VALUES: dict[str, Callable[[Expressions, Node], Term]] = {
     "gnu_asm_expression": lambda self, node: self.assembly(node),
     "lambda_expression": Expressions._lambda,
     "initializer_list": Expressions._initializer,
-    "compound_literal_expression": lambda self, node: self.value(node.child_by_field_name("value") or node.children[-1]),
+    "compound_literal_expression": lambda self, node: self.value(part(node, "value") or node.children[-1]),
 }

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from tree_sitter import Node
 
 from patcher.machine.calls import Calls, Jumped, Returned
-from patcher.machine.expressions import text_of
 from patcher.machine.frame import NotUnderstood
+from patcher.machine.nodes import named, part, text_of
 from patcher.machine.state import Dead
 from patcher.machine.terms import TRUE, Term, address, operation
 
@@ -37,7 +37,7 @@ class Interpreter(Calls):
 
     def _compound(self, node: Node) -> None:
         names = dict(self.state.names)
-        self._sequence(node.named_children)
+        self._sequence(named(node))
         self.state.names = names
 
     def _sequence(self, statements: list[Node]) -> None:
@@ -53,25 +53,25 @@ class Interpreter(Calls):
                 position = target
 
     def _expression(self, node: Node) -> None:
-        for child in node.named_children:
+        for child in named(node):
             if child.type != "comment":
                 self.value(child)
 
     def _declaration(self, node: Node) -> None:
-        written = node.child_by_field_name("type")
+        written = part(node, "type")
         for child in node.children_by_field_name("declarator"):
             self._declare(child, text_of(written) if written is not None else "")
 
     def _declare(self, node: Node, written: str) -> None:
-        initial = node.child_by_field_name("value") if node.type == "init_declarator" else None
-        declarator: Node | None = node.child_by_field_name("declarator") if node.type == "init_declarator" else node
+        initial = part(node, "value") if node.type == "init_declarator" else None
+        declarator: Node | None = part(node, "declarator") if node.type == "init_declarator" else node
         reference = False
         while declarator is not None and declarator.type != "identifier":
             reference = reference or declarator.type == "reference_declarator"
             if declarator.type in ("structured_binding_declarator", "function_declarator"):
                 break
-            declarator = declarator.child_by_field_name("declarator") or next(
-                (c for c in declarator.named_children if c.type == "identifier" or c.type.endswith("declarator")), None
+            declarator = part(declarator, "declarator") or next(
+                (c for c in named(declarator) if c.type == "identifier" or c.type.endswith("declarator")), None
             )
         if declarator is None or declarator.type != "identifier":
             if initial is not None:
@@ -82,7 +82,7 @@ class Interpreter(Calls):
             self.local(name)
             return
         if initial.type == "argument_list":
-            arguments = initial.named_children
+            arguments = named(initial)
             if "atomic_ref" in written and arguments:
                 self.references[self.local(name)] = (self.place(arguments[0]), written)
                 return
@@ -94,7 +94,7 @@ class Interpreter(Calls):
         self.state.env[self.local(name)] = value
 
     def _if(self, node: Node) -> None:
-        condition, yes, no = (node.child_by_field_name(f) for f in ("condition", "consequence", "alternative"))
+        condition, yes, no = (part(node, f) for f in ("condition", "consequence", "alternative"))
         if condition is None:
             self.fail(node, "an `if` without a condition")
         names = dict(self.state.names)
@@ -102,18 +102,18 @@ class Interpreter(Calls):
             if yes is not None:
                 self.run(yes)
         elif no is not None:
-            for child in no.named_children if no.type == "else_clause" else [no]:
+            for child in named(no) if no.type == "else_clause" else [no]:
                 self.run(child)
         self.state.names = names
 
     def _condition(self, node: Node) -> Term:
-        initial, declared = node.child_by_field_name("initializer"), node.child_by_field_name("value")
+        initial, declared = part(node, "initializer"), part(node, "value")
         if initial is not None:
-            for child in initial.named_children or [initial]:
+            for child in named(initial) or [initial]:
                 self.run(child)
         if declared is not None and declared.type == "declaration":
-            value = declared.child_by_field_name("value")
-            name = declared.child_by_field_name("declarator")
+            value = part(declared, "value")
+            name = part(declared, "declarator")
             if value is not None and name is not None:
                 term = self.value(value)
                 self.state.env[self.local(text_of(name).lstrip("*& "))] = term
@@ -121,38 +121,38 @@ class Interpreter(Calls):
         return self.value(node)
 
     def _switch(self, node: Node) -> None:
-        condition, body = node.child_by_field_name("condition"), node.child_by_field_name("body")
+        condition, body = part(node, "condition"), part(node, "body")
         if condition is None or body is None:
             self.fail(node, "a `switch` without its parts")
         subject = self._condition(condition)
-        cases = [c for c in body.named_children if c.type == "case_statement"]
+        cases = [c for c in named(body) if c.type == "case_statement"]
         chosen = None
         for index, case in enumerate(cases):
-            label = case.child_by_field_name("value")
+            label = part(case, "value")
             if label is not None and self.state.truth(operation("==", subject, self.value(label))):
                 chosen = index
                 break
         if chosen is None:
-            chosen = next((i for i, c in enumerate(cases) if c.child_by_field_name("value") is None), None)
+            chosen = next((i for i, c in enumerate(cases) if part(c, "value") is None), None)
         if chosen is None:
             return
         try:
             for case in cases[chosen:]:
-                label = case.child_by_field_name("value")
-                self._sequence([c for c in case.named_children if c != label])
+                label = part(case, "value")
+                self._sequence([c for c in named(case) if c != label])
         except Broke:
             pass
 
     def _while(self, node: Node) -> None:
-        condition, body = node.child_by_field_name("condition"), node.child_by_field_name("body")
+        condition, body = part(node, "condition"), part(node, "body")
         if condition is None or body is None:
             self.fail(node, "a loop without its parts")
         self._loop(lambda: self._condition(condition), body, None)
 
     def _for(self, node: Node) -> None:
         names = dict(self.state.names)
-        initial, condition = node.child_by_field_name("initializer"), node.child_by_field_name("condition")
-        update, body = node.child_by_field_name("update"), node.child_by_field_name("body")
+        initial, condition = part(node, "initializer"), part(node, "condition")
+        update, body = part(node, "update"), part(node, "body")
         if body is None:
             self.fail(node, "a loop without a body")
         if initial is not None:
@@ -161,7 +161,7 @@ class Interpreter(Calls):
         self.state.names = names
 
     def _loop(self, condition: Callable[[], Term], body: Node, update: Node | None) -> None:
-        spins = not [c for c in body.named_children if c.type not in ("comment", "continue_statement")]
+        spins = not [c for c in named(body) if c.type not in ("comment", "continue_statement")]
         if spins:
             self.state.truth(condition(), want=False)
             return
@@ -183,8 +183,8 @@ class Interpreter(Calls):
         stack = [n for n in nodes if n is not None]
         while stack:
             node = stack.pop()
-            stack.extend(node.named_children)
-            target = node.child_by_field_name("left" if node.type == "assignment_expression" else "argument")
+            stack.extend(named(node))
+            target = part(node, "left" if node.type == "assignment_expression" else "argument")
             if node.type in ("assignment_expression", "update_expression") and target is not None and target.type == "identifier":
                 place = self.state.names.get(text_of(target))
                 if place is not None and place in self.state.env:
@@ -205,7 +205,7 @@ class Interpreter(Calls):
         self.state.truth(term, want=False)
 
     def _do(self, node: Node) -> None:
-        condition, body = node.child_by_field_name("condition"), node.child_by_field_name("body")
+        condition, body = part(node, "condition"), part(node, "body")
         if condition is None or body is None:
             self.fail(node, "a loop without its parts")
         try:
@@ -217,7 +217,7 @@ class Interpreter(Calls):
         self._again(lambda: self.value(condition))
 
     def _range(self, node: Node) -> None:
-        source, body, declarator = (node.child_by_field_name(f) for f in ("right", "body", "declarator"))
+        source, body, declarator = (part(node, f) for f in ("right", "body", "declarator"))
         if source is not None:
             self.value(source)
         if body is None or not self.state.truth(("call", "<range>", ("num", node.start_byte))):
@@ -232,14 +232,14 @@ class Interpreter(Calls):
         self.state.names = names
 
     def _return(self, node: Node) -> None:
-        children = [c for c in node.named_children if c.type != "comment"]
+        children = [c for c in named(node) if c.type != "comment"]
         if not children:
             raise Returned(None)
         raise Returned(address(self.place(children[0])) if self._returns_reference() else self.value(children[0]))
 
     def _returns_reference(self) -> bool:
         assert self.function is not None
-        declarator = self.function.node.child_by_field_name("declarator")
+        declarator = part(self.function.node, "declarator")
         return declarator is not None and declarator.type == "reference_declarator"
 
     def _break(self, node: Node) -> None:
@@ -249,16 +249,16 @@ class Interpreter(Calls):
         raise Continued
 
     def _goto(self, node: Node) -> None:
-        label = node.child_by_field_name("label") or node.named_children[0]
+        label = part(node, "label") or named(node)[0]
         raise Jumped(text_of(label))
 
     def _labeled(self, node: Node) -> None:
-        for child in node.named_children:
+        for child in named(node):
             if child.type != "statement_identifier":
                 self.run(child)
 
     def _attributed(self, node: Node) -> None:
-        for child in node.named_children:
+        for child in named(node):
             if child.type != "attribute_declaration":
                 self.run(child)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 
 from patcher.machine.events import Scope
 
@@ -34,6 +35,7 @@ class Instruction:
         return any(n in self.parts for n in names)
 
 
+@cache
 def instructions(text: str) -> list[Instruction]:
     """The instructions of an ``asm`` string; declarations, labels and braces are left out."""
     found = []
