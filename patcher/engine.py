@@ -26,9 +26,10 @@ class Reading:
     groups: tuple[Facts, ...]
 
     @classmethod
-    def of(cls, tree: FileTree, versions: tuple[Version, ...]) -> Reading:
-        """Read ``tree`` as compiled against each of ``versions``."""
-        return cls(tree, reading.read(Sources(tree), versions))
+    def of(cls, tree: FileTree, versions: tuple[Version, ...], before: Reading | None = None) -> Reading:
+        """Read ``tree`` as compiled against each of ``versions``; files are not read again that ``before`` has read."""
+        known = before.groups[0].sources if before is not None and before.groups else None
+        return cls(tree, reading.read(Sources(tree, known), versions))
 
 
 def judge(fix: Fix, now: Reading) -> tuple[list[Judgement], bool]:
@@ -148,7 +149,7 @@ def carry_out(fixes: Sequence[Fix], now: Reading, kept: Sequence[Fix]) -> Readin
     files = {path: apply_edits(now.tree.read(path), made) for path, made in edits.items()}
     base = now.tree
     tree = Overlay(base.base, {**base.files, **files}) if isinstance(base, Overlay) else Overlay(base, files)
-    after = Reading.of(tree, versions)
+    after = Reading.of(tree, versions, now)
     for fix in (*fixes, *kept):
         for judgement in judge(fix, after)[0]:
             if judgement.verdict is not Verdict.HOLDS:

@@ -20,7 +20,7 @@ from patcher.machine.terms import Term, walk
 from patcher.protocol import Version
 from patcher.source.conditions import Macro
 from patcher.source.preprocess import preprocess
-from patcher.source.unit import Function, Unit
+from patcher.source.unit import Function, Unit, without_specifiers
 from patcher.tree import FileTree
 
 _DEVICE = {"__CUDA_ARCH__": Macro("900"), "__CUDACC__": Macro("1"), "__cplusplus": Macro("201703")}
@@ -49,21 +49,30 @@ class Problem:
 
 
 class Sources:
-    """Units by path and release; a file whose conditionals don't ask for the release has one unit."""
+    """Units by path and release; a file whose conditionals don't ask for the release has one unit.
 
-    def __init__(self, tree: FileTree) -> None:
+    What ``before`` read of files that are the same is taken over.
+    """
+
+    def __init__(self, tree: FileTree, before: Sources | None = None) -> None:
         self.tree = tree
         self._fixed: dict[str, Unit] = {}
         self._varying: dict[tuple[str, Version], Unit] = {}
+        self._plain: dict[str, bytes] = {}
         self._includes: dict[str, tuple[str, ...]] = {}
         self.runs: dict[tuple[str, int], list[Run]] = {}
+        self.calls: dict[bytes, frozenset[str]] = before.calls if before is not None else {}
+        if before is not None:
+            self._fixed = {p: u for p, u in before._fixed.items() if tree.read(p) is u.data}
 
     def unit(self, path: str, version: Version) -> Unit:
         """The unit of ``path`` as compiled against ``version``."""
         found = self._fixed.get(path) or self._varying.get((path, version))
         if found is None:
             data = self.tree.read(path)
-            found = Unit(path, data, preprocess(data, {**_DEVICE, **version.macros()}))
+            if path not in self._plain:
+                self._plain[path] = without_specifiers(data)
+            found = Unit(path, data, preprocess(self._plain[path], {**_DEVICE, **version.macros()}))
             if found.pre.asked & protocol.VERSION_MACROS:
                 same = next((u for (p, _), u in self._varying.items() if p == path and u.pre.text == found.pre.text), None)
                 found = same or found
@@ -166,16 +175,13 @@ class Facts:
     def _relevant(self) -> dict[int, bool]:
         return {}
 
-    @cached_property
-    def _calls(self) -> dict[int, frozenset[str]]:
-        return {}
-
     def _called(self, function: Function) -> frozenset[str]:
-        key = id(function)
-        if key not in self._calls:
-            found = {m.decode() for m in _NAME_CALLED.findall(self._body(function))}
-            self._calls[key] = frozenset(found - {"if", "while", "for", "switch", "return", "sizeof", function.name})
-        return self._calls[key]
+        body = self._body(function)
+        found = self.sources.calls.get(body)
+        if found is None:
+            names = {m.decode() for m in _NAME_CALLED.findall(body)} - {"if", "while", "for", "switch", "return", "sizeof"}
+            found = self.sources.calls[body] = frozenset(names)
+        return found
 
     def paths(self, function: Function) -> tuple[Path, ...]:
         """The paths through a function; where they can't be followed, none and a problem."""

@@ -32,6 +32,11 @@ _CONTAINERS = frozenset(
 LANGUAGE = Language(tree_sitter_cpp.language())
 
 
+def without_specifiers(data: bytes) -> bytes:
+    """``data`` with CUDA's and NVSHMEM's specifiers as spaces."""
+    return _SPECIFIERS.sub(lambda m: blanked(m.group()), data)
+
+
 @dataclass(frozen=True)
 class Parameter:
     """One parameter of a function: its name (may be empty), its type as written."""
@@ -79,10 +84,10 @@ class Unit:
     pre: Preprocessed
     _errors: list[Node] | None = field(default=None, repr=False)
 
-    @cached_property
+    @property
     def text(self) -> bytes:
         """The bytes that are parsed: conditionals and specifiers blanked, same length as ``data``."""
-        return _SPECIFIERS.sub(lambda m: blanked(m.group()), self.pre.text)
+        return self.pre.text
 
     @cached_property
     def tree(self) -> Tree:
