@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from patcher import protocol
 from patcher.errors import MissingTool, UsageProblem
@@ -17,8 +17,7 @@ _PROJECT = re.compile(r"project\s*\(\s*NVSHMEM\b[^)]*?VERSION\s+(\d+\.\d+\.\d+)"
 _PROJECT_VERSION = re.compile(r"set\s*\(\s*PROJ_VERSION\s+\"?(\d+\.\d+\.\d+)", re.I)
 
 
-@dataclass(frozen=True)
-class Checkout:
+class Checkout(NamedTuple):
     """``kind`` is deepep or nvshmem; ``layout`` v1, v2, hybrid, embedded (device code in another project) or none
     (no IBGDA kernels); ``commit`` and ``nvshmem`` are None where they can't be told."""
 

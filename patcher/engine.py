@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from patcher import facts as reading
 from patcher import protocol
@@ -18,8 +18,7 @@ from patcher.tree import FileTree, Overlay
 _WORST = (Verdict.VIOLATED, Verdict.UNKNOWN, Verdict.HOLDS)
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """The facts of one tree for the releases asked for."""
 
     tree: FileTree
@@ -46,7 +45,7 @@ def judge(fix: Fix, now: Reading) -> tuple[list[Judgement], bool]:
             judgements = fix.judge(facts, versions[0])
             names = tuple(str(v) for v in versions)
             for judgement in judgements:
-                found.setdefault(judgement.obligation, []).append(replace(judgement, versions=names))
+                found.setdefault(judgement.obligation, []).append(judgement._replace(versions=names))
             begun = any(j.verdict is Verdict.HOLDS and j.evidence and j.obligation in showing for j in judgements)
             partly |= begun and any(j.verdict is Verdict.VIOLATED for j in judgements)
     order = {o.id: i for i, o in enumerate(fix.obligations)}
@@ -62,7 +61,7 @@ def _merge(name: str, judgements: list[Judgement]) -> Judgement:
         for item in judgement.evidence:
             seen.setdefault(item, set()).update(judgement.versions)
     evidence = [
-        item if verdict is Verdict.HOLDS else replace(item, note=f"{item.note} (NVSHMEM {_span(sorted(versions, key=_key))})")
+        item if verdict is Verdict.HOLDS else item._replace(note=f"{item.note} (NVSHMEM {_span(sorted(versions, key=_key))})")
         for item, versions in seen.items()
     ]
     return Judgement(name, verdict, tuple(evidence), tuple(sorted({v for j in chosen for v in j.versions}, key=_key)))
@@ -110,7 +109,7 @@ def plan(tree: FileTree, fixes: Iterable[Fix], versions: tuple[Version, ...], ap
         judgements = tuple(judged[fix.id][0])
         state = State.BLOCKED if fix.id in reasons else states[fix.id]
         before.append(FixStatus(fix.id, state, reasons.get(fix.id), judgements))
-        after.append(replace(before[-1], state=State.APPLIED) if fix in done else before[-1])
+        after.append(before[-1]._replace(state=State.APPLIED) if fix in done else before[-1])
     files = final.tree.files if isinstance(final.tree, Overlay) else {}
     changes = tuple(FileChange(p, tree.read(p), data) for p, data in sorted(files.items()) if data != tree.read(p))
     return Plan(changes, tuple(before), tuple(after), tuple(f.id for f in done))

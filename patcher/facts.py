@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from patcher import protocol
 from patcher.machine import Machine, Path, Rmw, Store, TooComplex
@@ -39,8 +40,7 @@ _MAX_UP = 4
 _TRIED_PATHS = 150
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """A place that could not be followed, and why."""
 
     path: str
@@ -113,7 +113,7 @@ class Sources:
         return frozenset(self.tree.paths())
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Facts:
     """What the code does when compiled against the releases in ``versions`` (the same for each)."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from patcher.errors import UsageProblem
 from patcher.facts import Facts
@@ -21,8 +21,7 @@ DEVICE = "csrc/kernels/ibgda_device.cuh"
 """The file of the sample checkout that most cases change."""
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """The sample checkout (``patcher/sample``) with some text replaced, and the state that a fix must have there.
 
     Where the state is needed or partial, apply must settle it; where it is blocked, ``reason`` is in the
@@ -37,8 +36,7 @@ class Case:
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class Fix:
+class Fix(NamedTuple):
     """One known defect and its cure.  The docstring of the module that defines it is its documentation.
 
     ``version`` changes whenever the rewrite gives other bytes.  ``judge`` returns no judgements where the

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 
 class Verdict(Enum):
@@ -30,8 +30,7 @@ class State(Enum):
         return self in (State.APPLIED, State.UPSTREAM, State.ABSENT)
 
 
-@dataclass(frozen=True)
-class Evidence:
+class Evidence(NamedTuple):
     """Lines of a file (1-based, inclusive) and what they show."""
 
     path: str
@@ -40,8 +39,7 @@ class Evidence:
     note: str
 
 
-@dataclass(frozen=True)
-class Obligation:
+class Obligation(NamedTuple):
     """One condition that must be true of the code.
 
     ``shows``: where it holds, somebody has begun the fix.  A tree is ``partial`` where, for one release of
@@ -53,8 +51,7 @@ class Obligation:
     shows: bool = True
 
 
-@dataclass(frozen=True)
-class Judgement:
+class Judgement(NamedTuple):
     """The verdict on one obligation for some releases of NVSHMEM, with the evidence."""
 
     obligation: str
@@ -63,8 +60,7 @@ class Judgement:
     versions: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class FixStatus:
+class FixStatus(NamedTuple):
     """A fix on a checkout."""
 
     id: str
@@ -73,8 +69,7 @@ class FixStatus:
     judgements: tuple[Judgement, ...]
 
 
-@dataclass(frozen=True, order=True)
-class Edit:
+class Edit(NamedTuple):
     """Bytes ``start`` to ``end`` of a file become ``text``; an insertion has ``start == end``."""
 
     start: int
@@ -82,8 +77,7 @@ class Edit:
     text: bytes
 
 
-@dataclass(frozen=True)
-class FileChange:
+class FileChange(NamedTuple):
     """The whole content of one file before and after."""
 
     path: str
@@ -91,12 +85,11 @@ class FileChange:
     after: bytes
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """What an apply would write, and what is true before and after."""
 
     changes: tuple[FileChange, ...]
     before: tuple[FixStatus, ...]
     after: tuple[FixStatus, ...]
-    applied: tuple[str, ...] = field(default=())
+    applied: tuple[str, ...] = ()
     """Ids of the fixes that the plan's changes carry out."""

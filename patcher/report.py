@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -91,6 +92,7 @@ def _obligation(judgement: Judgement) -> dict[str, Any]:
 def as_sarif(statuses: Sequence[FixStatus], fixes: dict[str, Fix]) -> str:
     """SARIF 2.1.0: a result for each obligation that does not hold."""
     import json
+    from urllib.parse import quote
 
     results = []
     for status in statuses:
@@ -104,7 +106,7 @@ def as_sarif(statuses: Sequence[FixStatus], fixes: dict[str, Fix]) -> str:
                         "ruleId": f"{status.id}/{judgement.obligation}",
                         "level": "error" if judgement.verdict is Verdict.VIOLATED else "warning",
                         "message": {"text": item.note},
-                        "locations": [{"physicalLocation": {"artifactLocation": {"uri": item.path}, "region": region}}],
+                        "locations": [{"physicalLocation": {"artifactLocation": {"uri": quote(os.fsencode(item.path))}, "region": region}}],
                     }
                 )
     rules = [
@@ -128,11 +130,18 @@ def as_diff(changes: Sequence[FileChange]) -> bytes:
 
     out: list[bytes] = []
     for change in changes:
-        name = change.path.encode("utf-8", "surrogateescape")
+        old, new = (_name(side + os.fsencode(change.path)) for side in (b"a/", b"b/"))
         before, after = _lines(change.before), _lines(change.after)
-        for line in difflib.diff_bytes(difflib.unified_diff, before, after, b"a/" + name, b"b/" + name):
+        for line in difflib.diff_bytes(difflib.unified_diff, before, after, old, new):
             out.append(line if line.endswith(b"\n") else line + b"\n\\ No newline at end of file\n")
     return b"".join(out)
+
+
+def _name(path: bytes) -> bytes:
+    """A file name in a diff's header as git writes it: quoted where it must be, and where it has a space, its end is marked."""
+    if all(byte >= 0x20 and byte not in b'"\\\x7f' for byte in path):
+        return path + b"\t" * (b" " in path)
+    return b'"%s"' % b"".join(b"\\%03o" % byte if byte < 0x20 or byte in b'"\\\x7f' else bytes([byte]) for byte in path)
 
 
 def _lines(data: bytes) -> list[bytes]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from patcher.checkout import Checkout, describe, releases
 from patcher.engine import plan
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
 FOLDER = ".deepep-patch"
 
 
-@dataclass(frozen=True)
-class Session:
+class Session(NamedTuple):
     """One look at a checkout."""
 
     tree: WorkTree
@@ -66,11 +64,10 @@ def look(session: Session, fixes: Sequence[Fix]) -> Plan:
     seen = plan(session.tree, fixes, session.versions, session.recorded)
     if not seen.applied or session.record is None:
         return seen
-    return replace(seen, changes=target(session, fixes, seen).changes)
+    return seen._replace(changes=target(session, fixes, seen).changes)
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """Changes to the files as they are, and the record that goes with them (None: no fix is left)."""
 
     changes: tuple[FileChange, ...]

@@ -44,6 +44,8 @@ class WorkTree:
             raise UsageProblem(f"{root}: not readable for this user.")
         self.too_large: list[str] = []
         self.unreadable: list[str] = []
+        self.astray: list[str] = []
+        """Links to nothing, and links to folders elsewhere, which are not walked."""
         self._paths: tuple[str, ...] | None = None
         self._cache: dict[str, bytes] = {}
 
@@ -63,6 +65,9 @@ class WorkTree:
             if entry.is_dir(follow_symlinks=False):
                 if entry.name not in SKIPPED_FOLDERS:
                     yield from self._walk(entry.path, name + "/")
+            elif entry.is_symlink() and os.path.isdir(entry.path):
+                if not self._inside(entry.path):
+                    self.astray.append(name)
             elif entry.name.endswith(SOURCE_SUFFIXES) and self._wanted(entry, name):
                 yield name
 
@@ -70,11 +75,9 @@ class WorkTree:
         try:
             info = entry.stat()
         except OSError:
-            self.unreadable.append(name)
+            (self.astray if entry.is_symlink() else self.unreadable).append(name)
             return False
         if not stat.S_ISREG(info.st_mode):
-            return False
-        if entry.is_symlink() and not self._inside(entry.path):
             return False
         if info.st_size > MAX_SOURCE_BYTES:
             self.too_large.append(name)
@@ -82,7 +85,8 @@ class WorkTree:
         return True
 
     def _inside(self, path: str) -> bool:
-        return os.path.realpath(path).startswith(os.path.realpath(self.root) + os.sep)
+        root = os.path.realpath(self.root)
+        return os.path.commonpath([root, os.path.realpath(path)]) == root
 
     def read(self, path: str) -> bytes:
         if path not in self._cache:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tree_sitter import Node
 
@@ -17,8 +17,7 @@ from patcher.protocol import Version
 from patcher.source.unit import Function
 
 
-@dataclass(frozen=True, eq=False)
-class Turn:
+class Turn(NamedTuple):
     """One path of a submit function, seen from its ordering CAS.
 
     ``won`` tells whether the path goes on only after the CAS succeeded; ``mode`` is the value of

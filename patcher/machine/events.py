@@ -26,7 +26,7 @@ class Scope(IntEnum):
         return {0: "no", 1: "cta", 2: "cluster", 3: "gpu", 4: "sys"}[int(self)]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Site:
     """One code location of an event within one activation of a function."""
 
@@ -41,7 +41,7 @@ class Site:
         return self.function.unit
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Event:
     """Something with an effect; ``sites`` run from the function that was run inwards to the place itself."""
 
@@ -58,7 +58,7 @@ class Event:
         return self.sites[-1]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Fence(Event):
     """A memory fence.  ``proxy`` is set for ``fence.proxy.*``."""
 
@@ -66,14 +66,14 @@ class Fence(Event):
     proxy: bool = False
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Barrier(Event):
     """An execution barrier (``__syncwarp``, ``__syncthreads``, ``bar.sync``)."""
 
     name: str
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Rmw(Event):
     """A read-modify-write: ``kind`` is cas, max, add, exch, ...; ``operands`` without the address."""
 
@@ -85,7 +85,7 @@ class Rmw(Event):
     release: bool = False
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Store(Event):
     """A store to memory that is not a local variable."""
 
@@ -95,7 +95,7 @@ class Store(Event):
     release: bool
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Load(Event):
     """A load with an explicit scope or cache operator, or a volatile one."""
 
@@ -103,7 +103,7 @@ class Load(Event):
     scope: Scope
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Opaque(Event):
     """Inline assembly that is not understood, with its operands."""
 
@@ -111,7 +111,7 @@ class Opaque(Event):
     operands: tuple[Term, ...]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Call(Event):
     """A call of a function whose definition is not in sight."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from patcher.machine.events import Event
 from patcher.machine.interpreter import Interpreter, NotUnderstood
@@ -26,8 +26,7 @@ class TooComplex(Exception):
         self.path, self.line, self.what = path, line, what
 
 
-@dataclass(frozen=True, eq=False)
-class Path:
+class Path(NamedTuple):
     """One way through a function: what was decided, what it did, what it returned."""
 
     known: Mapping[Term, bool]
@@ -35,8 +34,7 @@ class Path:
     result: Term | None
 
 
-@dataclass(frozen=True, eq=False)
-class Run:
+class Run(NamedTuple):
     """The paths of a function and what they were read from: they hold wherever that is the same."""
 
     paths: tuple[Path, ...]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from patcher.machine.events import Scope
 
@@ -13,8 +13,7 @@ _INSTRUCTION = re.compile(r"^(?:@!?%*\w+\s+)?([a-z][\w.:]*)\s*(.*)$", re.S)
 _KINDS = frozenset({"cas", "max", "min", "add", "inc", "dec", "exch", "and", "or", "xor"})
 
 
-@dataclass(frozen=True)
-class Instruction:
+class Instruction(NamedTuple):
     """One instruction: opcode parts, operand texts, the scope that it names."""
 
     parts: tuple[str, ...]

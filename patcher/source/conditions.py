@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>0[xX][0-9a-fA-F]+|\d+)[uUlL]*|(?P<name>[A-Za-z_]\w*)"
@@ -29,16 +29,14 @@ _LEVELS: tuple[tuple[str, ...], ...] = (
 _MAX_EXPANSIONS = 64
 
 
-@dataclass(frozen=True)
-class Macro:
+class Macro(NamedTuple):
     """A ``#define``: ``parameters`` is None for an object-like macro."""
 
     body: str
     parameters: tuple[str, ...] | None = None
 
 
-@dataclass
-class Evaluation:
+class Evaluation(NamedTuple):
     """The value of one expression and the macro names that it asked for."""
 
     value: bool

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from patcher.source.conditions import Macro, evaluate
 
@@ -21,8 +21,7 @@ _LINE_START_SCAN = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Preprocessed:
+class Preprocessed(NamedTuple):
     """What a compiler would see of one file.
 
     ``text`` has the length of the input.  ``asked`` are the macro names that conditionals asked for;

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import tree_sitter_cpp
 from tree_sitter import Language, Node, Parser, Tree
@@ -37,8 +38,7 @@ def without_specifiers(data: bytes) -> bytes:
     return _SPECIFIERS.sub(lambda m: blanked(m.group()), data)
 
 
-@dataclass(frozen=True)
-class Parameter:
+class Parameter(NamedTuple):
     """One parameter of a function: its name (may be empty), its type as written."""
 
     name: str
@@ -47,7 +47,7 @@ class Parameter:
     reference: bool
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Function:
     """A function definition with a body in one unit."""
 
@@ -75,7 +75,7 @@ class Function:
         return required <= count <= len(self.parameters)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Unit:
     """One file under one set of macros.  ``path`` is relative to the checkout, with ``/``."""
 
