@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from patcher import __version__, report
-from patcher.errors import PatchError
+from patcher.errors import Exit, PatchError, Refused
 from patcher.fix import PROFILES, Fix, catalogue, select
 from patcher.model import FixStatus, Plan, State
 from patcher.session import FOLDER, Session, look, only_recorded, open_session, refuse_blocked, target, without, write
@@ -45,8 +45,11 @@ def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
         except PatchError as error:
             say(click.style("error: ", fg="red", bold=True) + str(error))
             sys.exit(int(error.code))
-        except KeyboardInterrupt:
-            say("interrupted: the checkout is as it was")
+        except RecursionError:
+            say(click.style("error: ", fg="red", bold=True) + "code in this tree is nested too deeply to be read. Nothing was changed.")
+            sys.exit(int(Exit.BLOCKED))
+        except KeyboardInterrupt as error:
+            say(f"interrupted: {str(error) or 'the checkout is as it was'}")
             sys.exit(130)
 
     return run
@@ -59,7 +62,12 @@ def say(text: str) -> None:
 
 def show(text: str | bytes, newline: bool = True) -> None:
     """The result, on stdout."""
-    click.echo(text, nl=newline, color=_colour())
+    try:
+        click.echo(text, nl=newline, color=_colour())
+    except BrokenPipeError:
+        raise  # the reader has seen enough: click ends the run quietly
+    except OSError as error:
+        raise Refused(f"the result can't be written: {error.strerror}.") from error
 
 
 def _colour() -> bool | None:
@@ -92,6 +100,8 @@ def _open(checkout: str, nvshmem: str | None, profile: str, quiet: bool) -> Sess
             say(f"{path}: passed over, too large for source")
         for path in session.tree.unreadable:
             say(f"{path}: passed over, not readable")
+        for path in session.tree.astray:
+            say(f"{path}: passed over, a link that leads nowhere or out of the checkout")
     if session.tree.exists(FOLDER) and _interrupted(session):
         say("an earlier run was interrupted or is at work: the next apply or revert finishes or undoes it")
     return session
@@ -246,10 +256,23 @@ def _change(checkout: str, nvshmem: str | None, profile: str, quiet: bool, chang
         if recovered and not quiet:
             say(recovered)
         session = _open(checkout, nvshmem, profile, quiet)
-        told = change(session)
+        try:
+            told = change(session)
+        except KeyboardInterrupt as error:
+            raise KeyboardInterrupt(str(error) or _how_it_ended(session)) from error
     if not quiet:
         for line in told:
             say(line)
+
+
+def _how_it_ended(session: Session) -> str:
+    """What an interrupt has left: the writer undoes its run, unless that was over already."""
+    from patcher import transaction
+
+    if transaction.interrupted(session.tree.root):
+        return "the next apply or revert undoes or finishes what was begun"
+    now = open_session(session.tree.root, session.nvshmem, session.profile)
+    return "the checkout is as it was" if now.record == session.record else "the change was complete"
 
 
 @main.command(name="list")

@@ -214,7 +214,7 @@ def _carry_out(repo: Repo, session: Session, fix: Fix) -> str:
         write(session, goal)
         if not goal.changes:
             return f"no commit for {fix.id}: those before it have made all its changes"
-        names = [_in_repository(repo, root, c.path) for c in goal.changes]
+        names = list(dict.fromkeys(_in_repository(repo, root, c.path) for c in goal.changes))
         code, said = _commit(repo, message(fix), names)
     except BaseException:
         if _head(repo) == head:

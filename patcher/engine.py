@@ -160,7 +160,9 @@ def carry_out(fixes: Sequence[Fix], now: Reading, kept: Sequence[Fix]) -> Readin
 
 def _merge_edits(path: str, into: list[Edit], new: Iterable[Edit]) -> None:
     for edit in new:
-        if any(max(edit.start, o.start) < min(edit.end, o.end) or o.start < edit.start < o.end or edit.start < o.start < edit.end for o in into):
+        if any(
+            max(edit.start, o.start) < min(edit.end, o.end) or o.start < edit.start < o.end or edit.start < o.start < edit.end for o in into
+        ):
             raise Blocked(f"{path}: two fixes change the same bytes")
         into.append(edit)
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from patcher import protocol
 from patcher.machine import Machine, Path, Rmw, Store, TooComplex
 from patcher.machine.machine import MAX_PATHS, Run
-from patcher.machine.terms import Term, walk
+from patcher.machine.terms import Term, number, operation, place_path, value_path, walk
 from patcher.protocol import Version
 from patcher.source.conditions import Macro
 from patcher.source.preprocess import preprocess
@@ -121,6 +121,7 @@ class Facts:
     versions: tuple[Version, ...]
     units: tuple[Unit, ...]
     problems: list[Problem] = field(default_factory=list)
+    tried: list[Problem] = field(default_factory=list)
     _tries: int = 0
 
     @cached_property
@@ -266,6 +267,7 @@ class Facts:
         self._tries += 1
         yield
         self._tries -= 1
+        self.tried.extend(p for p in self.problems if p not in before and p not in self.tried)
         self.problems[:] = before
 
     def _submits(self, function: Function) -> bool | None:
@@ -275,7 +277,7 @@ class Facts:
                 if isinstance(event, Rmw) and event.kind == "cas":
                     place = protocol.member(event.place)
                     waits |= place in protocol.ORDER_QUEUES
-                    foreign |= place not in protocol.ORDER_QUEUES and bool(protocol.place_path(event.place))
+                    foreign |= place not in protocol.ORDER_QUEUES and bool(place_path(event.place))
                 if isinstance(event, (Rmw, Store)) and protocol.member(event.place) in (protocol.DOORBELL, protocol.DOORBELL_RECORD):
                     posts = True
         if waits and (posts or not any(True for _ in self.callers(function.name))):
@@ -314,12 +316,10 @@ def rc_index(result: Term | None) -> Term | None:
     if result is None:
         return None
     parts = list(result[2:]) if result[:2] == ("op", "+") else [result]
-    bases = [p for p in parts if protocol.value_path(p).split(".")[-1] == "rcs"]
+    bases = [p for p in parts if value_path(p).split(".")[-1] == "rcs"]
     if len(bases) != 1:
         return None
     parts.remove(bases[0])
-    from patcher.machine.terms import number, operation
-
     return operation("+", *parts) if len(parts) > 1 else (parts[0] if parts else number(0))
 
 

@@ -367,7 +367,12 @@ def qp_pointer(place: Term) -> Term | None:
     while place[0] == "field":
         names.append(place[2])
         place = place[1]
-    if place[0] != "deref" or not names or names[-1] not in ("mvars", "tx_wq") or (names[-1:] == ["tx_wq"] and names[0] in ("ready_head", "resv_head")):
+    if (
+        place[0] != "deref"
+        or not names
+        or names[-1] not in ("mvars", "tx_wq")
+        or (names[-1:] == ["tx_wq"] and names[0] in ("ready_head", "resv_head"))
+    ):
         return None
     pointer: Term = place[1]
     return pointer

@@ -62,9 +62,18 @@ def _stored(tree: WorkTree) -> Record | None:
 def look(session: Session, fixes: Sequence[Fix]) -> Plan:
     """The states of fixes on the checkout as it is, and what an apply would write."""
     seen = plan(session.tree, fixes, session.versions, session.recorded)
+    if session.tree.unreadable:
+        seen = seen._replace(before=_unread(session.tree, seen.before), after=_unread(session.tree, seen.after))
     if not seen.applied or session.record is None:
         return seen
     return seen._replace(changes=target(session, fixes, seen).changes)
+
+
+def _unread(tree: WorkTree, statuses: Sequence[FixStatus]) -> tuple[FixStatus, ...]:
+    """Nothing is absent for certain while some files can't be read."""
+    names = list(dict.fromkeys(tree.unreadable))
+    reason = f"not found in what could be read; not readable: {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if names[3:] else "")
+    return tuple(s._replace(state=State.BLOCKED, reason=reason) if s.state is State.ABSENT else s for s in statuses)
 
 
 class Target(NamedTuple):

@@ -55,7 +55,11 @@ def flag_value(path: Path, name: str) -> bool | None:
 
 def possible(path: Path, version: Version) -> bool:
     """Whether a path can be taken with a release (compile-time tests of the device state's type)."""
-    return all(protocol.state_type_holds(c, version) in (None, value) for c, value in path.known.items() if c[0] == "call" or (c[0] == "val" and c[1][0] == "sym"))
+    return all(
+        protocol.state_type_holds(c, version) in (None, value)
+        for c, value in path.known.items()
+        if c[0] == "call" or (c[0] == "val" and c[1][0] == "sym")
+    )
 
 
 def turns(facts: Facts, version: Version) -> Iterator[Turn]:

@@ -78,7 +78,9 @@ def judge(facts: Facts, version: Version) -> list[Judgement]:
             (good if scope is Scope.SYS else bad)["send"].append(at(turn.cas.outer, note))
     for unit, start, user in _read_waits(facts):
         line = unit.line(start)
-        bad["async-proxy"].append(Evidence(unit.path, line, line, f"`{user}` posts after a wait that does not mean the bulk stores are complete"))
+        bad["async-proxy"].append(
+            Evidence(unit.path, line, line, f"`{user}` posts after a wait that does not mean the bulk stores are complete")
+        )
     return verdicts(bad, _ORDER, good)
 
 
@@ -161,7 +163,12 @@ FIX = Fix(
         Case(
             "a choice by the place of the NIC's buffers",
             "needed",
-            (("    __threadfence();\n", "    if (state->nic_buf_on_gpumem)\n        __threadfence();\n    else\n        __threadfence_system();\n"),),
+            (
+                (
+                    "    __threadfence();\n",
+                    "    if (state->nic_buf_on_gpumem)\n        __threadfence();\n    else\n        __threadfence_system();\n",
+                ),
+            ),
         ),
         Case(
             "bulk stores awaited for reading only",
@@ -170,7 +177,7 @@ FIX = Fix(
                 ("    __threadfence();\n", "    __threadfence_system();\n"),
                 (
                     "// Wait until all that",
-                    "__device__ void wait_bulk() {\n    asm volatile(\"cp.async.bulk.wait_group.read 0;\");\n}\n\n// Wait until all that",
+                    '__device__ void wait_bulk() {\n    asm volatile("cp.async.bulk.wait_group.read 0;");\n}\n\n// Wait until all that',
                 ),
             ),
         ),

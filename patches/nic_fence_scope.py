@@ -175,7 +175,12 @@ FIX = Fix(
         Case(
             "the fence before the CAS asks, those of the doorbell don't",
             "partial",
-            (("    __threadfence();", "    if (state->nic_buf_on_gpumem)\n        __threadfence();\n    else\n        __threadfence_system();"),),
+            (
+                (
+                    "    __threadfence();",
+                    "    if (state->nic_buf_on_gpumem)\n        __threadfence();\n    else\n        __threadfence_system();",
+                ),
+            ),
         ),
         Case(
             "system scope everywhere",
@@ -195,7 +200,12 @@ FIX = Fix(
         Case(
             "a helper that the tree does not define stores the doorbell",
             "blocked",
-            (("    store_release(reinterpret_cast<uint64_t*>(qp->tx_wq.bf)", "    store_elsewhere(reinterpret_cast<uint64_t*>(qp->tx_wq.bf)"),),
+            (
+                (
+                    "    store_release(reinterpret_cast<uint64_t*>(qp->tx_wq.bf)",
+                    "    store_elsewhere(reinterpret_cast<uint64_t*>(qp->tx_wq.bf)",
+                ),
+            ),
             reason="store_elsewhere",
         ),
     ),

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from patcher import protocol
 from patcher.facts import Facts
 from patcher.fix import Case, Fix
 from patcher.machine import Fence, Rmw, Scope, Store
+from patcher.machine.terms import place_path
 from patcher.model import Evidence, Judgement, Obligation
 from patcher.protocol import Version
 from patcher.rewrite import Rewriter, common_statement
@@ -50,7 +50,7 @@ def _first_fence(turn: Turn) -> Fence | None:
     for event in turn.after:
         if isinstance(event, Fence) and not event.proxy and event.scope >= Scope.CTA:
             return event
-        if isinstance(event, (Rmw, Store)) and protocol.place_path(event.place):
+        if isinstance(event, (Rmw, Store)) and place_path(event.place):
             return None
     return None
 
@@ -65,7 +65,9 @@ def rewrite(code: Rewriter) -> None:
                 unit = mine[0].cas.outer.unit
                 fence = code.cta_fence(facts, unit)
                 indent = code.indent(unit, statement)
-                code.insert_after(unit, statement, [f"{indent}// What follows must not be moved before the turn is won", f"{indent}{fence}"])
+                code.insert_after(
+                    unit, statement, [f"{indent}// What follows must not be moved before the turn is won", f"{indent}{fence}"]
+                )
 
 
 FIX = Fix(
@@ -80,7 +82,13 @@ FIX = Fix(
     cases=(
         Case("the sample has none", "needed"),
         Case("NVSHMEM's own", "upstream", (("        ;\n\n    // The GPU posts", "        ;\n    fence_cta();\n\n    // The GPU posts"),)),
-        Case("a wider one", "upstream", (("        ;\n\n    // The GPU posts", "        ;\n    __threadfence();\n\n    // The GPU posts"),)),
-        Case("a proxy fence is none", "needed", (("        ;\n\n    // The GPU", "        ;\n    asm volatile(\"fence.proxy.async;\");\n\n    // The GPU"),)),
+        Case(
+            "a wider one", "upstream", (("        ;\n\n    // The GPU posts", "        ;\n    __threadfence();\n\n    // The GPU posts"),)
+        ),
+        Case(
+            "a proxy fence is none",
+            "needed",
+            (("        ;\n\n    // The GPU", '        ;\n    asm volatile("fence.proxy.async;");\n\n    // The GPU'),),
+        ),
     ),
 )

@@ -65,6 +65,9 @@ def judge(facts: Facts, version: Version) -> list[Judgement]:
             else:
                 expected = ", ".join(sorted(right)) or f"{PROXY_QUEUE} in async mode, {READY_HEAD} else"
                 bad["frontier"].append(Evidence(place.path, place.line, place.end_line, f"{note}; submissions advance `{expected}`"))
+    if not facts.quiet and facts.tried:
+        evidence = tuple(Evidence(p.path, p.line, p.line, f"whether this drains a queue pair is not known: {p.what}") for p in facts.tried)
+        return [Judgement("frontier", Verdict.UNKNOWN, evidence)]
     return verdicts(bad, _ORDER, good) if facts.quiet else []
 
 
@@ -101,13 +104,19 @@ def _mend(code: Rewriter, facts: Facts, function: Function, sides: set[bool]) ->
     event = (proxy or ready or events)[0]
     target = _choice(statement, events[0].outer.node) if len(events) > 1 else events[0].outer.node
     qp = qp_pointer(event.place)
-    ready_text = unit.source(ready[0].outer.node) if ready else _read(code, unit.source(event.outer.node), event, f"&{code.member(event.outer, qp, READY_HEAD)}")
+    ready_text = (
+        unit.source(ready[0].outer.node)
+        if ready
+        else _read(code, unit.source(event.outer.node), event, f"&{code.member(event.outer, qp, READY_HEAD)}")
+    )
     new = code.replaced(unit, statement, (target, ready_text)) if True in sides else None
     old = None
     if False in sides:
         flag = code.state_member(event.outer, facts, protocol.ASYNC_FLAG)
         proxy_text = (
-            unit.source(proxy[0].outer.node) if proxy else _read(code, unit.source(event.outer.node), event, code.member(event.outer, qp, "tx_wq.prod_idx"))
+            unit.source(proxy[0].outer.node)
+            if proxy
+            else _read(code, unit.source(event.outer.node), event, code.member(event.outer, qp, "tx_wq.prod_idx"))
         )
         old = code.replaced(unit, statement, (target, f"{flag} ? {proxy_text} : {ready_text}"))
     comment = ["// NVSHMEM 3.4.5 and later advance `ready_head` in every mode"] if True in sides else []
@@ -129,7 +138,9 @@ def _read(code: Rewriter, text: str, event: Load, address: str) -> str:
     if event.outer.node.type in ("field_expression", "pointer_expression"):
         return address.removeprefix("&") if address.startswith("&") else f"*{address}"
     if len(items) != 1:
-        raise Blocked(f"{event.outer.unit.path}:{event.outer.unit.line(event.outer.node.start_byte)}: the read of the frontier is no plain call")
+        raise Blocked(
+            f"{event.outer.unit.path}:{event.outer.unit.line(event.outer.node.start_byte)}: the read of the frontier is no plain call"
+        )
     return code.replaced(event.outer.unit, event.outer.node, (items[0], address))
 
 

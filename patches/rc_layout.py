@@ -57,7 +57,9 @@ def layout(index: Term) -> str:
     """``pe-major``, ``qp-major``, ``handle`` (a QP handle of NVSHMEM's own, already multiplied) or the empty string."""
     parts = monomials(index)
     by_pes = [m for m in parts if any(_named(t) == "npes" for t in m)]
-    by_rcs = [m for m in parts if any(_named(t).startswith("num_rc") or _named(t).startswith("num_default_rc") for t in m) and m not in by_pes]
+    by_rcs = [
+        m for m in parts if any(_named(t).startswith("num_rc") or _named(t).startswith("num_default_rc") for t in m) and m not in by_pes
+    ]
     plain = [m for m in parts if m not in by_pes and m not in by_rcs]
     if not by_pes and not by_rcs and len(plain) == 1 and len(plain[0]) == 1 and plain[0][0][0] == "sym":
         return "qp-major"  # the first QP: id is 0
@@ -116,7 +118,9 @@ def rewrite(code: Rewriter) -> None:
 
 def _mend(code: Rewriter, function: Function, index_term: Term, sides: set[bool]) -> None:
     unit = function.unit
-    taken = [s for s in descendants(function.body, "subscript_expression") if unit.source(s.child_by_field_name("argument") or s).endswith("rcs")]
+    taken = [
+        s for s in descendants(function.body, "subscript_expression") if unit.source(s.child_by_field_name("argument") or s).endswith("rcs")
+    ]
     if len(taken) != 1:
         raise Blocked(f"{unit.path}:{function.line}: `{function.name}` looks QPs up in {len(taken)} places; one was expected")
     owner, indices = taken[0].child_by_field_name("argument"), taken[0].child_by_field_name("indices")
@@ -144,8 +148,8 @@ def _names(function: Function, index: Term) -> tuple[str, str]:
     found = [str(t[1]) for t in pes if t[1] in names]
     others = sorted({str(t[1]) for t in walk(index) if t[0] == "sym" and t[1] in names and t[1] not in found})
     if not form or len(found) != 1 or len(others) != 1:
-        where = f"{function.unit.path}:{function.line}"
-        raise Blocked(f"{where}: `{function.name}` takes rcs[{spell(index)}], which is neither layout of NVSHMEM; which of its parameters is the PE is not clear")
+        where = f"{function.unit.path}:{function.line}: `{function.name}` takes rcs[{spell(index)}]"
+        raise Blocked(f"{where}, which is neither layout of NVSHMEM; which of its parameters is the PE is not clear")
     return found[0], others[0]
 
 

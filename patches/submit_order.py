@@ -81,7 +81,9 @@ def _judge_order(turn: Turn, slot: bool, bad: dict[str, list[Evidence]], good: d
         if any(isinstance(e, (Rmw, Store)) and protocol.member(e.place) == DOORBELL for e in turn.after) or turn.could_be(True):
             bad["order"].append(at(turn.cas.outer, "the wait for its turn can end without it, and the submission goes on"))
     elif {turn.queue} != wanted:
-        bad["order"].append(at(turn.cas.outer, f"{mode} waits on `{turn.queue}`, NVSHMEM orders submitters by `{' or '.join(sorted(wanted))}`"))
+        bad["order"].append(
+            at(turn.cas.outer, f"{mode} waits on `{turn.queue}`, NVSHMEM orders submitters by `{' or '.join(sorted(wanted))}`")
+        )
     else:
         good["order"].append(at(turn.cas.outer, f"{mode} waits on `{turn.queue}`"))
 
@@ -110,7 +112,9 @@ def _judge_publish(turn: Turn, slot: bool, bad: dict[str, list[Evidence]], good:
     touched = [e for e in turn.path.events if isinstance(e, (Rmw, Store)) and protocol.member(e.place) == DOORBELL]
     if not slot:
         if touched and (turn.mode or any(isinstance(e, Rmw) for e in touched)):
-            bad["publish"].append(at(touched[0].outer, "in async mode accesses `*tx_wq.bf`, which is NULL with a CPU handler of this NVSHMEM"))
+            bad["publish"].append(
+                at(touched[0].outer, "in async mode accesses `*tx_wq.bf`, which is NULL with a CPU handler of this NVSHMEM")
+            )
         return
     published = [e for e in touched if isinstance(e, Rmw)]
     if turn.mode is None and not published and any(isinstance(e, Store) for e in touched):
@@ -135,7 +139,9 @@ def _judge_publish(turn: Turn, slot: bool, bad: dict[str, list[Evidence]], good:
     elif event in turn.before:
         bad["publish"].append(at(event.outer, "publishes before the submission has its turn"))
     elif event.kind != "max" or event.operands != (turn.new_index,):
-        bad["publish"].append(at(event.outer, f"publishes by {event.kind} of {', '.join(map(spell, event.operands))}, not by max of {spell(turn.new_index)}"))
+        bad["publish"].append(
+            at(event.outer, f"publishes by {event.kind} of {', '.join(map(spell, event.operands))}, not by max of {spell(turn.new_index)}")
+        )
     elif event.scope < Scope.SYS:
         bad["publish"].append(at(event.outer, f"publishes at {event.scope.word} scope; the proxy is a CPU thread"))
     else:
@@ -306,7 +312,9 @@ def _add_publish(code: Rewriter, facts: Facts, mine: Sequence[Turn], rings: bool
         code.insert_after(unit, statement, ["", *lines])
         return
     if statement.parent != turn.function.body or not turn.function.returns_nothing:
-        raise Blocked(f"{unit.path}:{unit.line(statement.start_byte)}: the doorbell rings in any mode, and the wait stands in a block of its own")
+        raise Blocked(
+            f"{unit.path}:{unit.line(statement.start_byte)}: the doorbell rings in any mode, and the wait stands in a block of its own"
+        )
     if code.both_protocols:
         publish = [f"#if {_since()}", *publish, "#endif"]
     code.insert_after(unit, statement, ["", *comment, f"{indent}if ({flag}) {{", *publish, f"{indent}{step}return;", f"{indent}}}"])
@@ -396,7 +404,10 @@ FIX = Fix(
             "upstream",
             (
                 ("state->use_async_postsend ? qp->tx_wq.prod_idx : &mvars", "&mvars"),
-                ("            post(qp, next);\n    }\n", "            post(qp, next);\n    } else {\n" + _ADVANCE + "    " + _PUBLISH + "    }\n"),
+                (
+                    "            post(qp, next);\n    }\n",
+                    "            post(qp, next);\n    } else {\n" + _ADVANCE + "    " + _PUBLISH + "    }\n",
+                ),
             ),
             nvshmem="3.8.0",
         ),
@@ -405,7 +416,10 @@ FIX = Fix(
             "needed",
             (
                 ("state->use_async_postsend ? qp->tx_wq.prod_idx : &mvars", "&mvars"),
-                ("            post(qp, next);\n    }\n", "            post(qp, next);\n    } else {\n" + _ADVANCE + "    " + _PUBLISH + "    }\n"),
+                (
+                    "            post(qp, next);\n    }\n",
+                    "            post(qp, next);\n    } else {\n" + _ADVANCE + "    " + _PUBLISH + "    }\n",
+                ),
             ),
         ),
         Case(

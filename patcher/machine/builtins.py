@@ -10,9 +10,7 @@ from patcher.machine.events import Scope
 FENCES = {"__threadfence_block": Scope.CTA, "__threadfence": Scope.GPU, "__threadfence_system": Scope.SYS}
 BARRIERS = frozenset({"__syncwarp", "__syncthreads", "__barrier_sync", "__syncthreads_count", "__syncthreads_and", "__syncthreads_or"})
 TRAPS = frozenset({"__trap", "trap", "abort", "exit", "__builtin_trap", "__builtin_unreachable", "__builtin_abort"})
-IGNORED = frozenset(
-    {"printf", "EP_STATIC_ASSERT", "static_assert", "__nanosleep", "__builtin_assume", "__builtin_unused"}
-)
+IGNORED = frozenset({"printf", "EP_STATIC_ASSERT", "static_assert", "__nanosleep", "__builtin_assume", "__builtin_unused"})
 ASSERTIONS = frozenset({"assert", "EP_DEVICE_ASSERT"})
 FIRST_ARGUMENT = frozenset(
     {

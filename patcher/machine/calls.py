@@ -277,7 +277,11 @@ class Calls(Expressions):
 
         def at(position: int) -> Term:
             index = operand_index(op.operands[position]) if position < len(op.operands) else None
-            return values[index] if index is not None and index < len(values) else ("sym", op.operands[position] if position < len(op.operands) else "?", "")
+            return (
+                values[index]
+                if index is not None and index < len(values)
+                else ("sym", op.operands[position] if position < len(op.operands) else "?", "")
+            )
 
         def set_output(position: int, value: Term) -> None:
             index = operand_index(op.operands[position]) if position < len(op.operands) else None

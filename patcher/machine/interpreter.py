@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 from tree_sitter import Node
@@ -225,10 +226,8 @@ class Interpreter(Calls):
         names = dict(self.state.names)
         if declarator is not None:
             self.local(text_of(declarator).lstrip("*& "))
-        try:
+        with contextlib.suppress(Broke, Continued):
             self.run(body)
-        except (Broke, Continued):
-            pass
         self.state.names = names
 
     def _return(self, node: Node) -> None:

@@ -58,7 +58,11 @@ def atom(term: Term) -> tuple[Term, bool]:
                 continue
             if operator in ("<", ">=", "<="):
                 left, right = term[2], term[3]
-                term = operation(">", right, left) if operator == "<" else operation(">", *((right, left) if operator == ">=" else (left, right)))
+                term = (
+                    operation(">", right, left)
+                    if operator == "<"
+                    else operation(">", *((right, left) if operator == ">=" else (left, right)))
+                )
                 positive = positive if operator == "<" else not positive
                 continue
             if operator == "==" and FALSE in term[2:]:
@@ -167,4 +171,4 @@ def is_local(place: Term) -> bool:
     """Whether a place is (part of) a local variable."""
     while place[0] == "field":
         place = place[1]
-    return place[0] == "var"
+    return bool(place[0] == "var")

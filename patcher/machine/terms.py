@@ -138,7 +138,8 @@ def _base_pointer(pointer: Term) -> Term:
     if pointer[:2] == ("op", "+"):
         bases = [p for p in pointer[2:] if p[0] in ("val", "addr", "sym")]
         if len(bases) == 1:
-            return bases[0]
+            base: Term = bases[0]
+            return base
     return pointer
 
 

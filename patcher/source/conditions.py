@@ -53,8 +53,7 @@ class _Parser:
 
     @staticmethod
     def _tokens(text: str) -> list[str]:
-        return [m.group().strip().rstrip("uUlL") if m["number"] else m.group().strip()
-                for m in _TOKEN.finditer(text)]
+        return [m.group().strip().rstrip("uUlL") if m["number"] else m.group().strip() for m in _TOKEN.finditer(text)]
 
     def peek(self) -> str:
         return self.tokens[self.at] if self.at < len(self.tokens) else ""
