@@ -40,8 +40,8 @@ def judge(fix: Fix, now: Reading) -> tuple[list[Judgement], bool]:
     partly = False
     showing = {o.id for o in fix.obligations if o.shows}
     for facts in now.groups:
-        for epoch in sorted({protocol.epoch(v) for v in facts.versions}):
-            versions = [v for v in facts.versions if protocol.epoch(v) == epoch]
+        for first in _epochs(facts):
+            versions = [v for v in facts.versions if protocol.epoch(v) == protocol.epoch(first)]
             judgements = fix.judge(facts, versions[0])
             names = tuple(str(v) for v in versions)
             for judgement in judgements:
@@ -155,7 +155,25 @@ def carry_out(fixes: Sequence[Fix], now: Reading, kept: Sequence[Fix]) -> Readin
                 raise Blocked(_remains(fix, judgement))
     for path in files:
         _no_new_errors(path, now, after)
+    for fix in fixes:
+        _keeps(fix, now, after)
     return after
+
+
+def _keeps(fix: Fix, before: Reading, after: Reading) -> None:
+    """Raises Blocked where a rewrite changes what its fix must leave alone."""
+    if fix.keeps is None:
+        return
+    was = {v: fix.keeps(facts, v) for facts in before.groups for v in _epochs(facts)}
+    for facts in after.groups:
+        for version in _epochs(facts):
+            if version in was and fix.keeps(facts, version) != was[version]:
+                raise Blocked(f"carrying out {fix.id} would change more than it should for NVSHMEM {version}; nothing is changed")
+
+
+def _epochs(facts: Facts) -> list[Version]:
+    """The first release of each form of the protocol."""
+    return [next(v for v in facts.versions if protocol.epoch(v) == e) for e in sorted({protocol.epoch(v) for v in facts.versions})]
 
 
 def _merge_edits(path: str, into: list[Edit], new: Iterable[Edit]) -> None:

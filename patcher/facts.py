@@ -26,6 +26,7 @@ from patcher.tree import FileTree
 
 _DEVICE = {"__CUDA_ARCH__": Macro("900"), "__CUDACC__": Macro("1"), "__cplusplus": Macro("201703")}
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*["<]([^">]+)[">]', re.M)
+_QUEUE = re.compile(rb"tx_wq|\.rcs\[")
 _CAS = re.compile(rb"atomicCAS|compare_exchange|\bcas\b|\.cas\.")
 _NAME_CALLED = re.compile(rb"\b([A-Za-z_]\w*)\s*(?:<[^;{}()]*>)?\s*\(")
 _RCS = re.compile(rb"\brcs\b\s*[\[+)]")
@@ -83,8 +84,8 @@ class Sources:
 
     @cached_property
     def candidates(self) -> tuple[str, ...]:
-        """Files that touch a send queue of a QP."""
-        return tuple(p for p in self.tree.paths() if b"tx_wq" in self.tree.read(p) or b".rcs[" in self.tree.read(p))
+        """Files of device code that touch a send queue of a QP."""
+        return tuple(p for p in self.tree.paths() if _QUEUE.search(data := self.tree.read(p)) and _is_device(p, data))
 
     def included(self, path: str) -> tuple[str, ...]:
         """Files of the tree that ``path`` includes, directly or not, nearest first."""
@@ -111,6 +112,10 @@ class Sources:
     @cached_property
     def _known(self) -> frozenset[str]:
         return frozenset(self.tree.paths())
+
+
+def _is_device(path: str, data: bytes) -> bool:
+    return path.endswith((".cuh", ".cu")) or b"__device__" in data
 
 
 @dataclass(eq=False, repr=False)

@@ -40,7 +40,8 @@ class Fix(NamedTuple):
     """One known defect and its cure.  The docstring of the module that defines it is its documentation.
 
     ``version`` changes whenever the rewrite gives other bytes.  ``judge`` returns no judgements where the
-    code that the fix concerns is not in the tree.  ``rewrite`` makes edits or raises ``Blocked``.
+    code that the fix concerns is not in the tree.  ``rewrite`` makes edits or raises ``Blocked``.  ``keeps`` gives
+    what must be the same before and after the rewrite.
     """
 
     id: str
@@ -50,6 +51,7 @@ class Fix(NamedTuple):
     obligations: tuple[Obligation, ...]
     judge: Callable[[Facts, Version], Sequence[Judgement]]
     rewrite: Callable[[Rewriter], None]
+    keeps: Callable[[Facts, Version], frozenset[object]] | None = None
     profile: str = "default"
     documentation: str = ""
     cases: tuple[Case, ...] = ()

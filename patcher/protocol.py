@@ -63,8 +63,12 @@ PROXY_SLOT_SINCE = Version(3, 4, 5)
 """From here ``ready_head`` orders submitters in every mode, and a proxy polls the slot at ``*tx_wq.bf``.
 Before, the CAS on ``*tx_wq.prod_idx`` orders them in async mode and is what the proxy sees."""
 
-QP_MAJOR_SINCE = Version(3, 5, 19)
-"""From here RC QPs are laid out ``[QP][PE]``, and the device state is ``v2``.  Before, ``[PE][QP]``."""
+QP_MAJOR_SINCE = Version(3, 5, 0)
+"""From here RC QPs are laid out ``[QP][PE]``, and the device state is ``v2``.  Before, ``[PE][QP]``.
+
+The first wheel that has it is 3.5.19, and DeepEP PR #696 tests for that; NVSHMEM's open source has it from 3.5.0
+on (3.4.6 has not), which is what a build from source meets.
+"""
 
 READY_HEAD = "mvars.tx_wq.ready_head"
 PROD_IDX = "mvars.tx_wq.prod_idx"
@@ -109,7 +113,7 @@ def mentions(term: Term, name: str) -> bool:
 def state_type_holds(condition: Term, version: Version) -> bool | None:
     """The value of a compile-time test of the device state's type (``std::is_same_v<..., ..._v1>``) for a release.
 
-    ``nvshmemi_ibgda_device_state_t`` is ``v1`` up to 3.4.5 and ``v2`` from 3.5.19.  None for other conditions.
+    ``nvshmemi_ibgda_device_state_t`` is ``v1`` before 3.5.0 and ``v2`` from then on.  None for other conditions.
     """
     text = " ".join(str(t[1]) for t in walk(condition) if t[0] in ("sym", "call"))
     if "is_same" not in text:

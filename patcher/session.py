@@ -141,8 +141,8 @@ def refuse_blocked(statuses: Sequence[FixStatus]) -> None:
     blocked = [s for s in statuses if s.state is State.BLOCKED]
     if blocked:
         reasons = "\n".join(f"  {s.id}: {s.reason}" for s in blocked)
-        skip = " ".join(f"--skip {s.id}" for s in blocked)
-        raise Blocked(f"nothing was changed, since not every selected fix can be carried out:\n{reasons}\nThe others alone: {skip}")
+        others = "\nThe others alone: " + " ".join(f"--skip {s.id}" for s in blocked) if len(blocked) < len(statuses) else ""
+        raise Blocked(f"nothing was changed, since not every selected fix can be carried out:\n{reasons}{others}")
 
 
 def only_recorded(session: Session, fixes: Sequence[Fix], named: bool) -> list[Fix]:

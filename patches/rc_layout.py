@@ -1,15 +1,16 @@
 """The QP of a peer is looked up as NVSHMEM lays its QPs out.
 
 What goes wrong
-    Up to 3.4.5 NVSHMEM lays RC QPs out ``[PE][QP]``: ``rcs[pe * num_rc + id % num_rc]``, with
-    ``num_rc = num_rc_per_pe * num_devices_initialized``.  From 3.5.19 on it is ``[QP][PE]``:
+    Before 3.5.0 NVSHMEM lays RC QPs out ``[PE][QP]``: ``rcs[pe * num_rc + id % num_rc]``, with
+    ``num_rc = num_rc_per_pe * num_devices_initialized``.  From then on it is ``[QP][PE]``:
     ``rcs[(id % num_rc) * npes + pe]``.  A lookup of the other layout gives the QP of another peer: the first
     internode dispatch times out, or writes land on the wrong rank (#707, #764, #553).  DeepEP followed the
     change in PR #564 and lost it again in EPv2; PR #696 brings it back.
 
 What is done
-    ``layout``  the index has the form of the NVSHMEM compiled against, decided by its version macros (border
-                3.5.19) unless ``--nvshmem`` names one release.  ``id % num_rc`` stays in both forms.
+    ``layout``  the index has the form of the NVSHMEM compiled against, decided by its version macros unless
+                ``--nvshmem`` names one release.  The border is 3.5.0, where NVSHMEM's source changed; the first wheel
+                with it is 3.5.19, which is what PR #696 tests for.  ``id % num_rc`` stays in both forms.
 
 What is recognised
     The test of the device state's type (PR #564, with or without ``%``), the version macros (PR #696), and any
@@ -132,7 +133,7 @@ def _mend(code: Rewriter, function: Function, index_term: Term, sides: set[bool]
     statement = statement_of(taken[0])
     new = code.replaced(unit, statement, (index, f"({qp} % {_bracketed(count)}) * nvshmemi_device_state_d.npes + {pe}"))
     old = code.replaced(unit, statement, (index, f"{pe} * {_bracketed(count)} + {qp} % {_bracketed(count)}"))
-    comment = ["// RC QPs are laid out [QP][PE] since NVSHMEM 3.5.19, and [PE][QP] before"]
+    comment = ["// RC QPs are laid out [QP][PE] since NVSHMEM 3.5.0, and [PE][QP] before"]
     code.guard(unit, statement, QP_MAJOR_SINCE, new if True in sides else None, old if False in sides else None, comment)
 
 
@@ -183,7 +184,8 @@ FIX = Fix(
     documentation=__doc__ or "",
     cases=(
         Case("the sample is PE-major", "needed"),
-        Case("which is right before 3.5.19", "upstream", nvshmem="3.4.5"),
+        Case("which is right before 3.5.0", "upstream", nvshmem="3.4.5"),
+        Case("and wrong for NVSHMEM 3.5.1 from source", "needed", nvshmem="3.5.1"),
         Case(
             "QP-major in every release",
             "needed",

@@ -42,7 +42,7 @@ from patcher.errors import Blocked
 from patcher.facts import Facts
 from patcher.fix import Case, Fix
 from patcher.machine import Fence, Rmw, Scope, Site, Store
-from patcher.machine.terms import spell
+from patcher.machine.terms import Term, spell
 from patcher.model import Evidence, Judgement, Obligation
 from patcher.protocol import DOORBELL, PROD_IDX, PROXY_QUEUE, PROXY_SLOT_SINCE, READY_HEAD, Version
 from patcher.rewrite import Rewriter, common_range, common_statement, contains, descendants, qp_pointer, statement_of
@@ -146,6 +146,19 @@ def _judge_publish(turn: Turn, slot: bool, bad: dict[str, list[Evidence]], good:
         bad["publish"].append(at(event.outer, f"publishes at {event.scope.word} scope; the proxy is a CPU thread"))
     else:
         good["publish"].append(at(event.outer, "one max of system scope on `*tx_wq.bf`"))
+
+
+def keeps(facts: Facts, version: Version) -> frozenset[object]:
+    """When the doorbell rings with handler gpu: the conditions of each path that rings it, less the modes."""
+    return frozenset(
+        frozenset((spell(c), value) for c, value in turn.path.known.items() if not _is_mode(c))
+        for turn in turns(facts, version)
+        if turn.won and turn.could_be(asynchronous=False) and _rings(turn)
+    )
+
+
+def _is_mode(condition: Term) -> bool:
+    return protocol.flag(condition, protocol.ASYNC_FLAG) or protocol.flag(condition, protocol.NIC_ON_GPU_FLAG)
 
 
 def rewrite(code: Rewriter) -> None:
@@ -386,6 +399,7 @@ FIX = Fix(
     ),
     judge=judge,
     rewrite=rewrite,
+    keeps=keeps,
     documentation=__doc__ or "",
     cases=(
         Case("the sample has the old protocol", "needed"),
