@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import tempfile
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from patcher import __version__, transaction
 from patcher.errors import MissingTool, PatchError, Refused
 from patcher.fix import Fix
-from patcher.model import FileChange, Plan
+from patcher.model import FileChange, FixStatus, Plan, State
 from patcher.session import Session, Target, open_session, target, write
 from patcher.tree import WorkTree
 
@@ -46,9 +47,9 @@ def commit_each(session: Session, fixes: Sequence[Fix]) -> list[str]:
         repo = _repository(session.tree.root)
         _check(repo, session, _paths(session, fixes))
         done: list[str] = []
-        for fix in fixes:
+        for n, fix in enumerate(fixes):
             try:
-                done.append(_carry_out(repo, session, fix))
+                done.append(_carry_out(repo, session, fix, fixes[n + 1 :]))
                 session = open_session(session.tree.root, session.nvshmem, session.profile)
             except PatchError as error:
                 raise type(error)(f"{error}\n{_so_far(done)}") from error
@@ -71,7 +72,7 @@ def message(fix: Fix) -> str:
 
 def _why(documentation: str) -> list[str]:
     """What the documentation says first after its summary, up to the end of a sentence."""
-    paragraphs = [p for p in textwrap.dedent(documentation).strip().split("\n\n") if p.strip()]
+    paragraphs = [p for p in inspect.cleandoc(documentation).split("\n\n") if p.strip()]
     chosen: list[str] = []
     for text in paragraphs[1:] or paragraphs:
         lines = text.splitlines()
@@ -133,7 +134,7 @@ def _paths(session: Session, fixes: Sequence[Fix]) -> list[str]:
     """All files that one of the commits would change.  Raises Blocked where not every commit is possible."""
     found: set[str] = set()
     for n in range(len(fixes)):
-        found.update(c.path for c in _target(session, fixes[: n + 1]).changes)
+        found.update(c.path for c in _target(session, fixes[: n + 1], fixes[n + 1 :]).changes)
     return sorted(found)
 
 
@@ -153,7 +154,7 @@ def _check(repo: Repo, session: Session, paths: Sequence[str]) -> None:
             taken_back = " (`deepep-patch revert` takes back what was applied without --commit)" if session.record else ""
             raise Refused(f"{path}: has uncommitted changes, which the commit would carry too. Commit or stash them first{taken_back}.")
         if not _git(repo, "ls-files", "-z", "--", _literal(name)):
-            raise Refused(f"{path}: git does not track this file, so its fix can't be committed. Add it first, or apply without --commit.")
+            raise Refused(f"{path}: git does not track this file in {repo.working_dir}. Add it first, or give its own repository as CHECKOUT.")
 
 
 def _changed_files(repo: Repo) -> tuple[list[str], set[str]]:
@@ -200,15 +201,16 @@ def _literal(name: str) -> str:
 # One fix
 
 
-def _target(session: Session, fixes: Sequence[Fix]) -> Target:
-    """The bytes with ``fixes`` and all that the record names."""
-    return target(session, fixes, Plan((), (), (), tuple(f.id for f in fixes)))
+def _target(session: Session, fixes: Sequence[Fix], later: Sequence[Fix]) -> Target:
+    """The bytes with ``fixes`` and what the record names, without those that come later (the record may name them from before)."""
+    not_yet = tuple(FixStatus(f.id, State.NEEDED, None, ()) for f in later)
+    return target(session, fixes, Plan((), not_yet, (), tuple(f.id for f in fixes)))
 
 
-def _carry_out(repo: Repo, session: Session, fix: Fix) -> str:
+def _carry_out(repo: Repo, session: Session, fix: Fix, later: Sequence[Fix]) -> str:
     """Write and commit one fix, or leave all as it was.  Says what was done."""
     root = session.tree.root
-    goal = _target(session, [fix])
+    goal = _target(session, [fix], later)
     head, record = _head(repo), transaction.read_record(root)
     try:
         write(session, goal)
@@ -224,6 +226,7 @@ def _carry_out(repo: Repo, session: Session, fix: Fix) -> str:
     if now == head:
         _undo(root, goal.changes, record)
         raise Refused(f"{fix.id}: git refused the commit (exit {code}), and the files are as they were before it. git said:\n{said}")
+    _git(repo, "reset", "-q", "--", *map(_literal, names))  # a hook may have staged more, which git leaves out of the index
     if code:
         raise Refused(f"{fix.id} was committed as {now[:9]}, and then git failed (exit {code}). git said:\n{said}")
     return f"committed {fix.id} as {now[:9]}"

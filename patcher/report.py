@@ -44,7 +44,7 @@ def lines(status: FixStatus, fix: Fix, full: bool) -> list[str]:
     for judgement in status.judgements:
         title = next((o.title for o in fix.obligations if o.id == judgement.obligation), "")
         out.append(f"  {_MARKS[judgement.verdict]} {judgement.obligation}: {title}")
-        if full or judgement.verdict is not Verdict.HOLDS:
+        if full or judgement.verdict is Verdict.VIOLATED:
             out.extend(_places(judgement, full))
     return out
 

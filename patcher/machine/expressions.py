@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from tree_sitter import Node, Parser
@@ -229,7 +229,7 @@ def _only(node: Node) -> Node:
     return next((c for c in named(node) if c.type != "comment"), node)
 
 
-@cache
+@lru_cache(maxsize=512)
 def snippet(text: str) -> Node:
     """The body of ``{ text }`` as a tree of its own."""
     tree = Parser(LANGUAGE).parse(b"void f() {" + text.encode("utf-8", "surrogateescape") + b";}")

@@ -16,11 +16,14 @@ class _Parts:
 
 
 _parts: dict[int, _Parts] = {}
+_MOST = 50_000
 
 
 def _of(node: Node) -> _Parts:
     found = _parts.get(node.id)
     if found is None:
+        if len(_parts) >= _MOST:
+            _parts.clear()
         found = _parts[node.id] = _Parts(node)
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import lru_cache
 from typing import NamedTuple
 
 from patcher.machine.events import Scope
@@ -34,7 +34,7 @@ class Instruction(NamedTuple):
         return any(n in self.parts for n in names)
 
 
-@cache
+@lru_cache(maxsize=512)
 def instructions(text: str) -> list[Instruction]:
     """The instructions of an ``asm`` string; declarations, labels and braces are left out."""
     found = []
