@@ -144,7 +144,9 @@ def releases(wanted: str | None, checkout: Checkout) -> tuple[Version, ...]:
     if version is None:
         version = _from_folder(wanted)
     if version < protocol.RELEASES[0]:
-        raise UsageProblem(f"--nvshmem {wanted}: NVSHMEM {version} is older than {protocol.RELEASES[0]}, the oldest whose protocol is known.")
+        raise UsageProblem(
+            f"--nvshmem {wanted}: NVSHMEM {version} is older than {protocol.RELEASES[0]}, the oldest whose protocol is known."
+        )
     return (version,)
 
 

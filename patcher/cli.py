@@ -22,8 +22,12 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--select", "only", multiple=True, metavar="FIX", help="Only this fix (may be repeated)."),
     click.option("--skip", multiple=True, metavar="FIX", help="Not this fix (may be repeated)."),
-    click.option("--profile", type=click.Choice(PROFILES), default="default", show_default=True, help="Which fixes: strict goes beyond NVSHMEM."),
-    click.option("--nvshmem", metavar="VERSION|PATH|auto", help="Judge for this NVSHMEM only, without version guards. Default: 3.3.9 to 3.8.0."),
+    click.option(
+        "--profile", type=click.Choice(PROFILES), default="default", show_default=True, help="Which fixes: strict goes beyond NVSHMEM."
+    ),
+    click.option(
+        "--nvshmem", metavar="VERSION|PATH|auto", help="Judge for this NVSHMEM only, without version guards. Default: 3.3.9 to 3.8.0."
+    ),
     click.option("-q", "--quiet", is_flag=True, help="Only the result, no log."),
 )
 
@@ -259,18 +263,18 @@ def _change(checkout: str, nvshmem: str | None, profile: str, quiet: bool, chang
         try:
             told = change(session)
         except KeyboardInterrupt as error:
-            raise KeyboardInterrupt(str(error) or _how_it_ended(session)) from error
+            ended = _how_it_ended(session)
+            raise KeyboardInterrupt(str(error) or ended) from error
     if not quiet:
         for line in told:
             say(line)
 
 
 def _how_it_ended(session: Session) -> str:
-    """What an interrupt has left: the writer undoes its run, unless that was over already."""
+    """What an interrupt has left: the writer undoes its run, unless that was over already, or a second interrupt stopped it."""
     from patcher import transaction
 
-    if transaction.interrupted(session.tree.root):
-        return "the next apply or revert undoes or finishes what was begun"
+    transaction.recover(session.tree.root)
     now = open_session(session.tree.root, session.nvshmem, session.profile)
     return "the checkout is as it was" if now.record == session.record else "the change was complete"
 
@@ -321,6 +325,5 @@ def _show_change(seen: Plan) -> None:
 def _page(fix: Fix) -> str:
     obligations = "\n".join(f"  {o.id}: {o.title}" for o in fix.obligations)
     links = "\n".join(f"  {u}" for u in fix.upstream)
-    return f"{fix.id} (version {fix.version}, profile {fix.profile})\n\n{fix.documentation.strip()}\n\nObligations\n{obligations}\n\nUpstream\n{links}\n"
-
-
+    head = f"{fix.id} (version {fix.version}, profile {fix.profile})"
+    return f"{head}\n\n{fix.documentation.strip()}\n\nObligations\n{obligations}\n\nUpstream\n{links}\n"

@@ -154,7 +154,7 @@ def _check(repo: Repo, session: Session, paths: Sequence[str]) -> None:
             taken_back = " (`deepep-patch revert` takes back what was applied without --commit)" if session.record else ""
             raise Refused(f"{path}: has uncommitted changes, which the commit would carry too. Commit or stash them first{taken_back}.")
         if not _git(repo, "ls-files", "-z", "--", _literal(name)):
-            raise Refused(f"{path}: git does not track this file in {repo.working_dir}. Add it first, or give its own repository as CHECKOUT.")
+            raise Refused(f"{path}: git does not track this file in {repo.working_dir}. Add it, or give its own repository as CHECKOUT.")
 
 
 def _changed_files(repo: Repo) -> tuple[list[str], set[str]]:
@@ -254,6 +254,7 @@ def _commit(repo: Repo, text: str, names: Sequence[str]) -> tuple[int, str]:
 
 def _undo(root: str, changes: Sequence[FileChange], record: bytes | None) -> None:
     """Put the files back, also those that a hook has changed on the way."""
+    transaction.recover(root)
     now = WorkTree(root)
     back = [FileChange(c.path, now.read(c.path), c.before) for c in changes]
     if transaction.read_record(root) != record or any(c.before != c.after for c in back):

@@ -120,7 +120,11 @@ def as_sarif(statuses: Sequence[FixStatus], fixes: dict[str, Fix]) -> str:
         for o in fix.obligations
     ]
     driver = {"name": "deepep-patch", "version": __version__, "rules": rules}
-    log = {"$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0", "runs": [{"tool": {"driver": driver}, "results": results}]}
+    log = {
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [{"tool": {"driver": driver}, "results": results}],
+    }
     return json.dumps(log, indent=2)
 
 

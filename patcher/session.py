@@ -103,7 +103,9 @@ def _known(ids: frozenset[str]) -> list[Fix]:
     fixes = catalogue()
     unknown = sorted(ids - set(fixes))
     if unknown:
-        raise Refused(f"the record names {', '.join(unknown)}, which this version of deepep-patch does not know. Use the version that applied it.")
+        raise Refused(
+            f"the record names {', '.join(unknown)}, which this version of deepep-patch does not know. Use the version that applied it."
+        )
     return [fixes[i] for i in sorted(ids)]
 
 

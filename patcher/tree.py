@@ -10,7 +10,9 @@ from typing import Protocol
 from patcher.errors import UsageProblem
 
 SOURCE_SUFFIXES = (".cuh", ".cu", ".h", ".hpp", ".hh", ".inl", ".cc", ".cpp", ".cxx", ".inc", ".ipp")
-SKIPPED_FOLDERS = frozenset({".git", ".hg", ".svn", ".deepep-patch", "__pycache__", "node_modules", ".venv", "venv", ".tox", ".nox", "dist", "fmt"})
+SKIPPED_FOLDERS = frozenset(
+    {".git", ".hg", ".svn", ".deepep-patch", "__pycache__", "node_modules", ".venv", "venv", ".tox", ".nox", "dist", "fmt"}
+)
 MAX_SOURCE_BYTES = 8 << 20
 """Larger files are no hand-written source: they are listed as passed over."""
 
