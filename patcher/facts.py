@@ -210,7 +210,17 @@ class Facts:
         return tuple(f for f in self.functions() if f.name != name and name in self._called(f))
 
     def _body(self, function: Function) -> bytes:
-        return function.unit.text[function.body.start_byte : function.body.end_byte]
+        """The text of a function, and that of the macros of its file that it uses."""
+        key = id(function)
+        if key not in self._bodies:
+            body = function.unit.text[function.body.start_byte : function.body.end_byte]
+            used = (m.body.encode() for n, m in function.unit.macros.items() if m.parameters is not None and n.encode() + b"(" in body)
+            self._bodies[key] = b" ".join([body, *used])
+        return self._bodies[key]
+
+    @cached_property
+    def _bodies(self) -> dict[int, bytes]:
+        return {}
 
     @cached_property
     def submit(self) -> tuple[Function, ...]:
@@ -254,7 +264,8 @@ class Facts:
             return [function] if outcome else []
         found: list[Function] = []
         for caller in self.callers(function.name):
-            if len(self._body(caller)) < _MAX_CALLER_BODY and self._supplies(caller, via):
+            waits_here = via is _CAS and _ORDERS.search(self._body(function)) is not None
+            if len(self._body(caller)) < _MAX_CALLER_BODY and (waits_here or self._supplies(caller, via)):
                 with self._speculating():
                     found.extend(f for f in self._climb(caller, test, via, levels - 1) if f not in found)
         return found

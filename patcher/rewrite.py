@@ -190,7 +190,17 @@ class Rewriter:
             self.edit(unit, start, start, "\n".join(lines) + "\n")
 
     def insert_after(self, unit: Unit, statement: Node, lines: Sequence[str]) -> None:
-        """Insert whole lines after a statement and a comment that follows it on its line."""
+        """Insert whole lines after a statement and a comment that follows it on its line.
+
+        A statement that is the body of an ``if`` or a loop without braces gets braces.
+        """
+        if _is_bare_body(statement):
+            head = statement.parent.parent if statement.parent is not None and statement.parent.type == "else_clause" else statement.parent
+            outer = self.indent(unit, head) if head is not None else ""
+            self.edit(unit, statement.start_byte, statement.start_byte, "{ ")
+            body = "\n".join(line if line.startswith("#") else outer + "    " + line.strip() for line in lines if line)
+            self.edit(unit, statement.end_byte, statement.end_byte, f"\n{body}\n{outer}}}")
+            return
         end = unit.line_end(statement.end_byte)
         rest = unit.data[statement.end_byte : end].strip()
         alone = not rest or rest.startswith(b"//") or (rest.startswith(b"/*") and rest.find(b"*/") == len(rest) - 2)

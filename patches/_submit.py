@@ -14,6 +14,7 @@ from patcher.machine.state import atom
 from patcher.machine.terms import Term, deref, operation
 from patcher.model import Evidence, Judgement, Verdict
 from patcher.protocol import Version
+from patcher.rewrite import common_statement, contains, own_statement
 from patcher.source.unit import Function
 
 
@@ -94,6 +95,35 @@ def _won(path: Path, cas: Rmw) -> bool:
     return path.known.get(condition) is positive
 
 
+_LOOPS = frozenset({"while_statement", "for_statement", "do_statement"})
+
+
+def wait_points(turns_: Sequence[Turn]) -> list[Node]:
+    """The statements after which a turn is won: one that holds all waits, or each of them where the one does more."""
+    waits = {(n.start_byte, n.end_byte): n for n in (_wait(t) for t in turns_)}
+    points = list(waits.values())
+    if len(points) == 1:
+        return points
+    whole = common_statement(points)
+    more = any(
+        isinstance(e, (Rmw, Store)) and contains(whole, e.outer.node) and protocol.member(e.place) not in protocol.ORDER_QUEUES
+        for t in turns_
+        for e in t.after
+    )
+    return points if more else [whole]
+
+
+def _wait(turn: Turn) -> Node:
+    """The statement that waits: the innermost loop round the CAS in the function, else its statement."""
+    body, at_ = turn.function.body, turn.cas.outer.node.parent
+    while at_ is not None and at_.start_byte > body.start_byte:
+        if at_.type in _LOOPS:
+            effects = [e for e in turn.after if isinstance(e, (Rmw, Store)) and contains(at_, e.outer.node)]
+            return own_statement(at_) if not effects else own_statement(turn.cas.outer.node)
+        at_ = at_.parent
+    return own_statement(turn.cas.outer.node)
+
+
 def one_cta(turn: Turn) -> bool:
     """Whether the path is the variant for a QP that a single CTA owns: all its atomics have CTA scope.
 
@@ -149,7 +179,15 @@ def understood(facts: Facts, order: Sequence[str]) -> list[Judgement] | None:
         return [Judgement(name, Verdict.UNKNOWN, second) for name in order]
     hidden = [e for f in facts.submit for p in facts.paths(f) for e in p.events if isinstance(e, (Call, Opaque)) and _touches(e)]
     if not hidden:
-        return None
+        lost = [t for t in turns(facts, facts.versions[0])]
+        if any(t.won for t in lost):
+            return None
+        where = (
+            at(lost[0].cas.outer, "whether this wait ends with the turn won is not understood")
+            if lost
+            else at_function(facts.submit[0], f"`{facts.submit[0].name}` has no path that waits for its turn")
+        )
+        return [Judgement(name, Verdict.UNKNOWN, (where,)) for name in order]
     evidence = _unique([at(e.inner, f"{_what(e)} is given a place of the queue pair, and what it does is not known") for e in hidden])
     return [Judgement(name, Verdict.UNKNOWN, evidence) for name in order]
 

@@ -35,7 +35,7 @@ from patcher.fix import Case, Fix
 from patcher.machine import Event, Scope, Site, Store
 from patcher.model import Evidence, Judgement, Obligation
 from patcher.protocol import DOORBELL, DOORBELL_RECORD, NIC_ON_GPU_FLAG, Version
-from patcher.rewrite import Rewriter, common_statement, contains, own_statement, statement_of
+from patcher.rewrite import Rewriter, common_statement, contains, own_statement
 from patches._submit import Turn, at, fences, one_cta, turns, understood, verdicts
 
 _ORDER = ("wqe", "record", "doorbell")
@@ -117,9 +117,9 @@ def _widen(code: Rewriter, facts: Facts, version: Version, turn: Turn) -> None:
     mine = [t for t in turns(facts, version) if t.function is turn.function and t.won]
     flag = code.state_member(turn.cas.outer, facts, NIC_ON_GPU_FLAG)
     step = code.step(turn.function)
-    if gpu:
+    if gpu and all(any(f.scope >= Scope.GPU for f in fences(t.before)) for t in mine):
         site = gpu[-1].outer
-        statement = statement_of(site.node)
+        statement = own_statement(site.node)
         if statement.type != "expression_statement" or not contains(statement, site.node):
             raise Blocked(f"{site.unit.path}:{site.unit.line(site.node.start_byte)}: the fence before the CAS is no statement of its own")
         indent, own = code.indent(site.unit, statement), site.unit.source(statement)

@@ -24,8 +24,8 @@ from patcher.machine import Fence, Rmw, Scope, Store
 from patcher.machine.terms import place_path
 from patcher.model import Evidence, Judgement, Obligation
 from patcher.protocol import Version
-from patcher.rewrite import Rewriter, common_statement
-from patches._submit import Turn, at, turns, understood, verdicts
+from patcher.rewrite import Rewriter
+from patches._submit import Turn, at, turns, understood, verdicts, wait_points
 
 _ORDER = ("fence",)
 
@@ -61,13 +61,12 @@ def rewrite(code: Rewriter) -> None:
         for function in facts.submit:
             mine = [t for t in turns(facts, version) if t.function is function and t.won]
             if any(_first_fence(t) is None for t in mine):
-                statement = common_statement([t.cas.outer.node for t in mine])
                 unit = mine[0].cas.outer.unit
                 fence = code.cta_fence(facts, unit)
-                indent = code.indent(unit, statement)
-                code.insert_after(
-                    unit, statement, [f"{indent}// What follows must not be moved before the turn is won", f"{indent}{fence}"]
-                )
+                for point in wait_points([t for t in mine if _first_fence(t) is None]):
+                    indent = code.indent(unit, point)
+                    lines = [f"{indent}// What follows must not be moved before the turn is won", f"{indent}{fence}"]
+                    code.insert_after(unit, point, lines)
 
 
 FIX = Fix(

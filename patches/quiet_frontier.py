@@ -19,6 +19,7 @@ What is not touched
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 
 from tree_sitter import Node
 
@@ -29,8 +30,9 @@ from patcher.fix import Case, Fix
 from patcher.machine import Load, Path
 from patcher.model import Evidence, Judgement, Obligation, Verdict
 from patcher.protocol import PROXY_QUEUE, PROXY_SLOT_SINCE, READY_HEAD, Version
-from patcher.rewrite import Rewriter, contains, descendants, qp_pointer, statement_of
+from patcher.rewrite import Rewriter
 from patcher.source.unit import Function
+from patches._address import Origin, both_queues, origin, ready_instead
 from patches._submit import at, at_function, flag_value, possible, verdicts
 
 _ORDER = ("frontier",)
@@ -76,72 +78,46 @@ def _load(path: Path) -> Load | None:
 
 
 def rewrite(code: Rewriter) -> None:
-    """Give the statement that reads the frontier the form that each protocol needs."""
-    needed: dict[tuple[str, int], tuple[Facts, Function, set[bool]]] = {}
+    """Give each statement that reads a wrong frontier the form that each protocol needs."""
+    changes: dict[tuple[str, int], tuple[Origin, dict[bool, dict[tuple[int, int], tuple[Node, str]]]]] = {}
     for facts, version in code.worlds():
-        for function in facts.quiet:
-            for path in facts.paths(function):
-                found = awaited_frontiers(path.known)
-                if found and possible(path, version) and not found & wanted(version, flag_value(path, protocol.ASYNC_FLAG)):
-                    key = (function.unit.path, function.node.start_byte)
-                    needed.setdefault(key, (facts, function, set()))[2].add(version >= PROXY_SLOT_SINCE)
-    for facts, function, sides in needed.values():
-        _mend(code, facts, function, sides)
+        slot = version >= PROXY_SLOT_SINCE
+        for function, path in _wrong(facts, version):
+            loads = [e for e in path.events if isinstance(e, Load) and protocol.member(e.place) in protocol.FRONTIERS]
+            loads = [e for e in loads if protocol.member(e.place) in awaited_frontiers(path.known)]
+            if not loads:
+                raise Blocked(f"{function.unit.path}:{function.line}: `{function.name}` reads its frontier in a way that can't be edited")
+            for event in loads:
+                made = origin(event)
+                part = (
+                    ready_instead(code, made, event)
+                    if slot or protocol.member(event.place) != READY_HEAD
+                    else both_queues(code, facts, made, event)
+                )
+                if not slot and protocol.member(event.place) != READY_HEAD:
+                    part = _conditional(code, facts, made, event, part)
+                _, sides = changes.setdefault((made.site.unit.path, made.statement.start_byte), (made, {}))
+                sides.setdefault(slot, {})[part[0].start_byte, part[0].end_byte] = part
+    for made, sides in changes.values():
+        unit = made.site.unit
+        texts = {slot: code.replaced(unit, made.statement, *parts.values()) for slot, parts in sides.items()}
+        comment = ["// NVSHMEM 3.4.5 and later advance `ready_head` in every mode"] if True in sides else []
+        code.guard(unit, made.statement, PROXY_SLOT_SINCE, texts.get(True), texts.get(False), comment)
 
 
-def _mend(code: Rewriter, facts: Facts, function: Function, sides: set[bool]) -> None:
-    unit = function.unit
-    loads = [e for p in facts.paths(function) for e in p.events if isinstance(e, Load) and protocol.member(e.place) in protocol.FRONTIERS]
-    reads = {(e.outer.node.start_byte, e.outer.node.end_byte): e for e in loads if contains(function.body, e.outer.node)}
-    if not reads:
-        raise Blocked(f"{unit.path}:{function.line}: `{function.name}` reads its frontier in a way that can't be edited")
-    events = [reads[key] for key in sorted(reads)]
-    statement = statement_of(events[0].outer.node)
-    if any(not contains(statement, e.outer.node) for e in events):
-        raise Blocked(f"{unit.path}:{function.line}: `{function.name}` reads its frontier in several statements")
-    proxy = [e for e in events if protocol.member(e.place) == PROXY_QUEUE]
-    ready = [e for e in events if protocol.member(e.place) == READY_HEAD]
-    event = (proxy or ready or events)[0]
-    target = _choice(statement, events[0].outer.node) if len(events) > 1 else events[0].outer.node
-    qp = qp_pointer(event.place)
-    ready_text = (
-        unit.source(ready[0].outer.node)
-        if ready
-        else _read(code, unit.source(event.outer.node), event, f"&{code.member(event.outer, qp, READY_HEAD)}")
-    )
-    new = code.replaced(unit, statement, (target, ready_text)) if True in sides else None
-    old = None
-    if False in sides:
-        flag = code.state_member(event.outer, facts, protocol.ASYNC_FLAG)
-        proxy_text = (
-            unit.source(proxy[0].outer.node)
-            if proxy
-            else _read(code, unit.source(event.outer.node), event, code.member(event.outer, qp, "tx_wq.prod_idx"))
-        )
-        old = code.replaced(unit, statement, (target, f"{flag} ? {proxy_text} : {ready_text}"))
-    comment = ["// NVSHMEM 3.4.5 and later advance `ready_head` in every mode"] if True in sides else []
-    code.guard(unit, statement, PROXY_SLOT_SINCE, new, old, comment)
+def _wrong(facts: Facts, version: Version) -> Iterator[tuple[Function, Path]]:
+    for function in facts.quiet:
+        for path in facts.paths(function):
+            found = awaited_frontiers(path.known)
+            if found and possible(path, version) and not found & wanted(version, flag_value(path, protocol.ASYNC_FLAG)):
+                yield function, path
 
 
-def _choice(statement: Node, node: Node) -> Node:
-    """The conditional expression that picks between the reads."""
-    found = [c for c in descendants(statement, "conditional_expression") if contains(c, node)]
-    if not found:
-        raise Blocked("the frontier is picked in a way that is not understood")
-    return found[0]
-
-
-def _read(code: Rewriter, text: str, event: Load, address: str) -> str:
-    """The call that reads a frontier, with another address."""
-    listed = event.outer.node.child_by_field_name("arguments")
-    items = [c for c in listed.named_children if c.type != "comment"] if listed is not None else []
-    if event.outer.node.type in ("field_expression", "pointer_expression"):
-        return address.removeprefix("&") if address.startswith("&") else f"*{address}"
-    if len(items) != 1:
-        raise Blocked(
-            f"{event.outer.unit.path}:{event.outer.unit.line(event.outer.node.start_byte)}: the read of the frontier is no plain call"
-        )
-    return code.replaced(event.outer.unit, event.outer.node, (items[0], address))
+def _conditional(code: Rewriter, facts: Facts, made: Origin, event: Load, ready: tuple[Node, str]) -> tuple[Node, str]:
+    """Keep the proxy's queue for async mode where it was read in every mode."""
+    node, text = ready
+    flag = code.state_member(made.site, facts, protocol.ASYNC_FLAG)
+    return node, f"{flag} ? {made.site.unit.source(node)} : {text}"
 
 
 FIX = Fix(

@@ -41,13 +41,14 @@ from patcher import protocol
 from patcher.errors import Blocked
 from patcher.facts import Facts
 from patcher.fix import Case, Fix
-from patcher.machine import Fence, Rmw, Scope, Site, Store
+from patcher.machine import Fence, Rmw, Scope, Store
 from patcher.machine.terms import Term, spell
 from patcher.model import Evidence, Judgement, Obligation
 from patcher.protocol import DOORBELL, PROD_IDX, PROXY_QUEUE, PROXY_SLOT_SINCE, READY_HEAD, Version
-from patcher.rewrite import Rewriter, common_range, common_statement, contains, descendants, qp_pointer, statement_of
+from patcher.rewrite import Rewriter, common_range, contains, qp_pointer, since, statement_of
 from patcher.source.unit import Unit
-from patches._submit import Turn, at, at_function, orderless, turns, understood, verdicts
+from patches._address import argument, both_queues, origin, ready_instead
+from patches._submit import Turn, at, at_function, orderless, turns, understood, verdicts, wait_points
 
 _ORDER = ("order", "advance", "publish", "doorbell")
 
@@ -117,7 +118,7 @@ def _judge_publish(turn: Turn, slot: bool, bad: dict[str, list[Evidence]], good:
             )
         return
     published = [e for e in touched if isinstance(e, Rmw)]
-    if turn.mode is None and not published and any(isinstance(e, Store) for e in touched):
+    if turn.mode is None and not published:
         bad["publish"].append(at(turn.cas.outer, "in async mode nothing is published to the proxy"))
         return
     advances = [e for e in turn.path.events if isinstance(e, Rmw) and protocol.member(e.place) == PROD_IDX]
@@ -187,80 +188,14 @@ def _mend_queue(code: Rewriter, new: Sequence[tuple[Facts, Version]], old: Seque
 
 
 def _switch_queue(code: Rewriter, turn: Turn, facts: Facts, for_new: bool, for_old: bool) -> None:
-    site = turn.cas.inner
-    unit = site.unit
-    pointer = _argument(site.node, 0)
-    if pointer is None:
-        raise Blocked(f"{unit.path}:{unit.line(site.node.start_byte)}: the wait for its turn is not an atomicCAS call that can be edited")
-    statement, expression = _definition(site, pointer)
-    ready = _ready_text(code, turn, expression, unit, site)
-    new_text = code.replaced(unit, statement, ready) if for_new else None
-    old_text = None
-    if for_old:
-        flag = code.state_member(site, facts, protocol.ASYNC_FLAG)
-        proxy = code.member(site, qp_pointer(turn.cas.place), "tx_wq.prod_idx")
-        node = ready[0] if not for_new else _ready_node(expression, unit)
-        own = unit.source(node)
-        both = f"{flag} ? {proxy} : {own}"
-        bare = node.parent is not None and node.parent.type in ("parenthesized_expression", "argument_list")
-        old_text = code.replaced(unit, statement, (node, both if bare else f"({both})"))
-    comment = ["// NVSHMEM 3.4.5 and later order all submitters by `ready_head`, its own included"] if for_new else [
-        "// Before NVSHMEM 3.4.5, the proxy polls the index that orders submitters in async mode"
-    ]  # fmt: skip
-    code.guard(unit, statement, PROXY_SLOT_SINCE, new_text, old_text, comment)
-
-
-def _argument(node: Node, position: int) -> Node | None:
-    listed = node.child_by_field_name("arguments") if node.type == "call_expression" else None
-    items = [c for c in listed.named_children if c.type != "comment"] if listed is not None else []
-    return items[position] if position < len(items) else None
-
-
-def _definition(site: Site, pointer: Node) -> tuple[Node, Node]:
-    """The statement and expression that give the CAS its address: a local's only definition, or the argument."""
-    unit = site.unit
-    inner = pointer
-    while inner.type in ("parenthesized_expression", "cast_expression"):
-        inner = inner.child_by_field_name("value") or inner.named_children[-1]
-    if inner.type == "identifier":
-        name = unit.source(inner)
-        body = site.function.body
-        made = [d for d in descendants(body, "init_declarator") if name in _declared(d, unit)]
-        changed = [a for a in descendants(body, "assignment_expression") if _assigned(a, unit) == name]
-        if len(made) == 1 and not changed:
-            value, statement = made[0].child_by_field_name("value"), statement_of(made[0])
-            alone = len(statement.children_by_field_name("declarator")) == 1
-            if value is not None and statement.type == "declaration" and alone:
-                return statement, value
-    return statement_of(site.node), pointer
-
-
-def _declared(node: Node, unit: Unit) -> set[str]:
-    declarator = node.child_by_field_name("declarator")
-    return {unit.source(i) for i in descendants(declarator, "identifier")} if declarator is not None else set()
-
-
-def _assigned(node: Node, unit: Unit) -> str:
-    left = node.child_by_field_name("left")
-    return unit.source(left) if left is not None else ""
-
-
-def _ready_text(code: Rewriter, turn: Turn, expression: Node, unit: Unit, site: Site) -> tuple[Node, str]:
-    """The node of an address to replace, and the address of ``ready_head`` as its text."""
-    for choice in descendants(expression, "conditional_expression"):
-        arms = [choice.child_by_field_name(f) for f in ("consequence", "alternative")]
-        fitting = [a for a in arms if a is not None and b"ready_head" in (a.text or b"") and b"prod_idx" not in (a.text or b"")]
-        if len(fitting) == 1:
-            return choice, unit.source(fitting[0])
-    ready = [n for n in descendants(expression, "pointer_expression") if b"ready_head" in (n.text or b"")]
-    if ready:
-        return ready[0], unit.source(ready[0])
-    place = code.member(site, qp_pointer(turn.cas.place), READY_HEAD)
-    return expression, code.pointer(site.function, f"&{place}")
-
-
-def _ready_node(expression: Node, unit: Unit) -> Node:
-    return next((n for n in descendants(expression, "pointer_expression") if b"ready_head" in (n.text or b"")), expression)
+    made = origin(turn.cas)
+    unit, statement = made.site.unit, made.statement
+    new_text = code.replaced(unit, statement, ready_instead(code, made, turn.cas)) if for_new else None
+    old_text = code.replaced(unit, statement, both_queues(code, facts, made, turn.cas)) if for_old else None
+    comment = "// NVSHMEM 3.4.5 and later order all submitters by `ready_head`, its own included"
+    if not for_new:
+        comment = "// Before NVSHMEM 3.4.5, the proxy polls the index that orders submitters in async mode"
+    code.guard(unit, statement, PROXY_SLOT_SINCE, new_text, old_text, [comment])
 
 
 def _mend_publish(code: Rewriter, facts: Facts, version: Version) -> None:
@@ -282,10 +217,6 @@ def _mend_publish(code: Rewriter, facts: Facts, version: Version) -> None:
         _complete_publish(code, asynchronous, published[0], bad)
 
 
-def _wait_statement(turns_: Sequence[Turn]) -> Node:
-    return common_statement([t.cas.outer.node for t in turns_])
-
-
 def _after_fences(unit: Unit, statement: Node, turns_: Sequence[Turn]) -> Node:
     """The last of the fences that follow the wait as statements of their own."""
     last = at_ = statement
@@ -302,14 +233,26 @@ def _after_fences(unit: Unit, statement: Node, turns_: Sequence[Turn]) -> Node:
 
 def _add_publish(code: Rewriter, facts: Facts, mine: Sequence[Turn], rings: bool) -> None:
     """Publish after the wait, in async mode; where the doorbell rings in any mode, keep it from async mode."""
-    turn = next((t for t in mine if t.mode is not False), mine[0])
+    points = wait_points(mine)
+    for point in points:
+        here = [t for t in mine if contains(point, t.cas.outer.node)]
+        if not any(t.could_be(asynchronous=True) for t in here):
+            continue
+        turn = next(t for t in here if t.could_be(asynchronous=True))
+        body = turn.function.body
+        whole = point.parent is not None and (point.parent.start_byte, point.parent.end_byte) == (body.start_byte, body.end_byte)
+        unit = turn.cas.outer.unit
+        if rings and not (whole and turn.function.returns_nothing):
+            raise Blocked(
+                f"{unit.path}:{unit.line(point.start_byte)}: the doorbell rings in any mode, and the wait is not a step of its own"
+            )
+        code.insert_after(unit, _after_fences(unit, point, mine), ["", *_publish(code, facts, turn, point, rings)])
+
+
+def _publish(code: Rewriter, facts: Facts, turn: Turn, point: Node, leave: bool) -> list[str]:
     site, unit = turn.cas.outer, turn.cas.outer.unit
-    statement = _after_fences(unit, _wait_statement(mine), mine)
-    indent, step = code.indent(unit, statement), code.step(turn.function)
-    qp = qp_pointer(turn.cas.place)
-    index = code.value(site, turn.new_index)
-    if index is None:
-        index = _third_argument(turn)
+    indent, step = code.indent(unit, point), code.step(turn.function)
+    qp, index = qp_pointer(turn.cas.place), code.value(site, turn.new_index) or _third_argument(turn)
     flag = code.state_member(site, facts, protocol.ASYNC_FLAG)
     prod = code.pointer(turn.function, f"&{code.member(site, qp, PROD_IDX)}")
     slot = code.pointer(turn.function, code.member(site, qp, "tx_wq.bf"))
@@ -318,29 +261,16 @@ def _add_publish(code: Rewriter, facts: Facts, mine: Sequence[Turn], rings: bool
         f"{indent}// In async mode, NVSHMEM's proxy thread posts what is published in its slot, which `tx_wq.bf` points to since 3.4.5.",
         f"{indent}// NVSHMEM's own quiet waits for `mvars.tx_wq.prod_idx`, so that must be advanced too.",
     ]
-    if not rings:
-        lines = [*comment, f"{indent}if ({flag}) {{", *publish, f"{indent}}}"]
-        if code.both_protocols and code.active_elsewhere(unit, statement, [v for v in code.versions if v >= PROXY_SLOT_SINCE]):
-            lines = [f"#if {_since()}", *lines, "#endif"]
-        code.insert_after(unit, statement, ["", *lines])
-        return
-    if statement.parent != turn.function.body or not turn.function.returns_nothing:
-        raise Blocked(
-            f"{unit.path}:{unit.line(statement.start_byte)}: the doorbell rings in any mode, and the wait stands in a block of its own"
-        )
-    if code.both_protocols:
-        publish = [f"#if {_since()}", *publish, "#endif"]
-    code.insert_after(unit, statement, ["", *comment, f"{indent}if ({flag}) {{", *publish, f"{indent}{step}return;", f"{indent}}}"])
-
-
-def _since() -> str:
-    from patcher.rewrite import since
-
-    return since(PROXY_SLOT_SINCE)
+    shared = code.both_protocols and code.active_elsewhere(unit, point, [v for v in code.versions if v >= PROXY_SLOT_SINCE])
+    if leave:
+        inner = [f"#if {since(PROXY_SLOT_SINCE)}", *publish, "#endif"] if shared else publish
+        return [*comment, f"{indent}if ({flag}) {{", *inner, f"{indent}{step}return;", f"{indent}}}"]
+    lines = [*comment, f"{indent}if ({flag}) {{", *publish, f"{indent}}}"]
+    return [f"#if {since(PROXY_SLOT_SINCE)}", *lines, "#endif"] if shared else lines
 
 
 def _third_argument(turn: Turn) -> str:
-    node = _argument(turn.cas.outer.node, 2)
+    node = argument(turn.cas.outer.node, 2)
     unit = turn.cas.outer.unit
     if node is None or len(turn.cas.sites) > 1:
         raise Blocked(f"{unit.path}:{unit.line(turn.cas.outer.node.start_byte)}: no name in sight holds the new producer index")

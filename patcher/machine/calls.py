@@ -14,8 +14,9 @@ from patcher.machine.nodes import named, part, text_of
 from patcher.machine.ptx import Instruction, instructions, operand_index
 from patcher.machine.state import Dead
 from patcher.machine.terms import FALSE, Term, address, deref
-from patcher.source.unit import Function
+from patcher.source.unit import Function, Parameter
 
+STATE_TYPE, STATE = "nvshmemi_ibgda_device_state", "nvshmemi_ibgda_device_state_d"
 _STRING = re.compile(r'"((?:\\.|[^"\\])*)"')
 
 
@@ -47,10 +48,12 @@ class Calls(Expressions):
         if callee is None or listed is None:
             self.fail(node, "a call without its parts")
         arguments = [a for a in named(listed) if a.type != "comment"]
+        if callee.type in ("lambda_expression", "parenthesized_expression") and (made := self.value(callee)) in self.lambdas:
+            return self._lambda_call(node, made, arguments)
         if callee.type == "field_expression":
             return self._method(node, callee, arguments)
         name, qualified = _callee_name(callee), text_of(callee)
-        if callee.type in ("primitive_type", "sized_type_specifier") or builtins.is_type_name(name):
+        if callee.type in ("primitive_type", "sized_type_specifier") or builtins.is_type_name(name) or name in self.unit.aliases:
             return self.value(arguments[0]) if arguments else FALSE
         if name in builtins.FENCES:
             self.emit(node, lambda sites: Fence(sites, builtins.FENCES[name]))
@@ -141,6 +144,7 @@ class Calls(Expressions):
         declarator = part(body_of, "declarator")
         names = [text_of(i) for i in _parameter_names(declarator)] if declarator is not None else []
         saved = dict(self.state.names)
+        self.state.stack.append(self.site(node))
         for name, value in zip(names, values, strict=False):
             self.state.env[self.local(name)] = value
         try:
@@ -149,6 +153,7 @@ class Calls(Expressions):
         except Returned as returned:
             return returned.value or FALSE
         finally:
+            self.state.stack.pop()
             self.state.names = saved
         return FALSE
 
@@ -215,13 +220,18 @@ class Calls(Expressions):
 
     def enter(self, function: Function) -> Term | None:
         """Run ``function`` with symbols for its parameters."""
-        return self.activate(
-            function,
-            [
-                (p.name, deref(("sym", p.name, p.type)), True) if p.reference else (p.name, ("sym", p.name, p.type), False)
-                for p in function.parameters
-            ],
-        )
+        return self.activate(function, [self._symbol(p) for p in function.parameters])
+
+    @staticmethod
+    def _symbol(parameter: Parameter) -> tuple[str, Term, bool]:
+        """A parameter's symbol; the device state is one object, however it is handed on."""
+        name = parameter.name
+        if STATE_TYPE in parameter.type:
+            state: Term = ("sym", STATE, "")
+            return (name, state, True) if parameter.reference else (name, ("addr", state), False)
+        if parameter.reference:
+            return (name, deref(("sym", name, parameter.type)), True)
+        return (name, ("sym", name, parameter.type), False)
 
     def macro(self, name: str, arguments: list[str] | None, node: Node) -> Term | None:
         macro = self.unit.macros.get(name)

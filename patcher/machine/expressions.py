@@ -33,6 +33,8 @@ class Expressions(Frame):
         handler = _VALUES.get(node.type)
         if handler is not None:
             return handler(self, node)
+        if node.type == "subscript_expression" and (element := self._element(node)) is not None:
+            return element
         if node.type in _PLACES:
             return self.load(node, self.place(node))
         if node.type == "ERROR":
@@ -128,6 +130,19 @@ class Expressions(Frame):
         if node.children[0].type == "&":
             return address(self.place(argument))
         return self.load(node, self.place(node))
+
+    def _element(self, node: Node) -> Term | None:
+        """An element of a local array with an initialiser; one of two by a condition is a branch."""
+        argument, indices = part(node, "argument"), part(node, "indices")
+        if argument is None or argument.type != "identifier" or indices is None or len(named(indices)) != 1:
+            return None
+        whole = self.state.env.get(self.state.names.get(text_of(argument), ("none",)), ("none",))
+        if whole[:2] != ("call", "{}"):
+            return None
+        index = self.value(named(indices)[0])
+        if index[0] != "num" and len(whole) == 4:
+            index = TRUE if self.state.truth(index) else FALSE
+        return whole[2 + index[1]] if index[0] == "num" and 0 <= index[1] < len(whole) - 2 else None
 
     def load(self, node: Node, place: Term) -> Term:
         """A plain read: of memory, it is an event without a scope."""

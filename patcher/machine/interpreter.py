@@ -69,6 +69,8 @@ class Interpreter(Calls):
         reference = False
         while declarator is not None and declarator.type != "identifier":
             reference = reference or declarator.type == "reference_declarator"
+            if declarator.type == "function_declarator" and node.has_error:
+                self.fail(node, f"not understood: `{' '.join(text_of(node).split())[:60]}`")
             if declarator.type in ("structured_binding_declarator", "function_declarator"):
                 break
             declarator = part(declarator, "declarator") or next(
@@ -163,7 +165,7 @@ class Interpreter(Calls):
 
     def _loop(self, condition: Callable[[], Term], body: Node, update: Node | None) -> None:
         spins = not [c for c in named(body) if c.type not in ("comment", "continue_statement")]
-        if spins:
+        if spins and update is None:
             self.state.truth(condition(), want=False)
             return
         if not self.state.truth(condition()):

@@ -37,10 +37,10 @@ def text_of(node: Node) -> str:
 
 
 def named(node: Node) -> list[Node]:
-    """The named children of a node; not to be changed."""
+    """The named children of a node without comments; not to be changed."""
     parts = _of(node)
     if parts.named is None:
-        parts.named = node.named_children
+        parts.named = [c for c in node.named_children if c.type != "comment"]
     return parts.named
 
 

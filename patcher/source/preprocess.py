@@ -15,6 +15,7 @@ from patcher.source.conditions import Macro, evaluate
 _DIRECTIVE = re.compile(rb"[ \t]*#[ \t]*([A-Za-z]+)[ \t]*")
 _DEFINE = re.compile(r"([A-Za-z_]\w*)(\(([^)]*)\))?\s*(.*)", re.S)
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
+_SPLICE = re.compile(rb"\\(?=\r?\n)")
 _NOT_NEWLINE = re.compile(rb"[^\r\n]")
 _LINE_START_SCAN = re.compile(
     rb"//[^\n]*|/\*.*?(?:\*/|\Z)|R\"(?P<d>[^()\\\s]{0,16})\(.*?\)(?P=d)\"|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])+'", re.S
@@ -120,7 +121,10 @@ def preprocess(data: bytes, predefined: Mapping[str, Macro]) -> Preprocessed:
     pieces.append(tail if active else blanked(tail))
     if not active and tail:
         inactive.append((position, len(data)))
-    return Preprocessed(b"".join(pieces), macros, frozenset(asked), tuple(inactive))
+    text = b"".join(pieces)
+    if b"\\" in text:
+        text = _SPLICE.sub(b" ", text)  # a line continued outside a directive: the newline alone ends nothing in C++
+    return Preprocessed(text, macros, frozenset(asked), tuple(inactive))
 
 
 def _test(keyword: bytes, rest: str, macros: Mapping[str, Macro], asked: set[str]) -> bool:

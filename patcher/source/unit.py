@@ -24,6 +24,7 @@ _SPECIFIERS = re.compile(
     rb"|(?:__launch_bounds__|__align__|__cluster_dims__)[ \t]*\((?:[^()]|\([^()]*\))*\)"
     rb"|(?:__attribute__|__declspec)[ \t]*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))"
 )
+_ALIAS = re.compile(rb"\busing\s+(\w+)\s*=|\btypedef\b[^;{}]*?\b(\w+)\s*;")
 _CONTAINERS = frozenset(
     {
         "translation_unit", "namespace_definition", "declaration_list", "template_declaration", "class_specifier", "struct_specifier",
@@ -101,6 +102,11 @@ class Unit:
         for function in _functions(self, self.tree.root_node):
             found.setdefault(function.name, []).append(function)
         return {name: tuple(functions) for name, functions in found.items()}
+
+    @cached_property
+    def aliases(self) -> frozenset[str]:
+        """Names of types that the file gives to others (``using``, ``typedef``)."""
+        return frozenset(m.decode() for pair in _ALIAS.findall(self.text) for m in pair if m)
 
     @property
     def macros(self) -> Mapping[str, Macro]:
