@@ -245,13 +245,18 @@ class Facts:
         return tuple(found)
 
     @cached_property
-    def lookup(self) -> tuple[Function, ...]:
-        """Functions that give an RC QP of ``globalmem.rcs``."""
-        return tuple(
-            f
-            for f in self.functions()
-            if _RCS.search(self._body(f)) and not f.returns_nothing and any(rc_index(p.result) is not None for p in self.paths(f))
-        )
+    def lookup(self) -> tuple[tuple[Function, Function], ...]:
+        """Functions that give an RC QP of ``globalmem.rcs``, each with the function that takes it out of the array."""
+        found: list[tuple[Function, Function]] = []
+        for function in self.functions():
+            if _RCS.search(self._body(function)) and self._looks_up(function):
+                with self._speculating():
+                    above = [c for c in self.callers(function.name) if len(self._body(c)) < _MAX_CALLER_BODY and self._looks_up(c)]
+                found.extend((judged, function) for judged in above or [function])
+        return tuple(found)
+
+    def _looks_up(self, function: Function) -> bool:
+        return not function.returns_nothing and any(rc_index(p.result) is not None for p in self.paths(function))
 
     def _climb(self, function: Function, test: Callable[[Function], bool | None], via: re.Pattern[bytes], levels: int) -> list[Function]:
         """``function`` where it passes, else the nearest callers that do; None from the test ends the climb.

@@ -257,6 +257,7 @@ class Rewriter:
             text += unit.data[at : node.start_byte].decode("utf-8", "surrogateescape") + new
             at = node.end_byte
         text = (text + unit.data[at : statement.end_byte].decode("utf-8", "surrogateescape")).replace("\r\n", "\n")
+        text = re.sub(r"[ \t]*\\\n", "\n", text)
         joined = re.sub(r"\s*\n\s*(?=\.|->)|(?<=\()\s*\n\s*", "", text)
         joined = re.sub(r"\s*\n\s*", " ", joined)
         return joined if len(self.indent(unit, statement)) + len(joined) <= _LINE and "//" not in text and "{" not in text else text

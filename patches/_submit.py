@@ -86,8 +86,14 @@ def orderless(facts: Facts, version: Version) -> Iterator[tuple[Function, Path]]
         for path in facts.paths(function):
             posts = any(isinstance(e, (Rmw, Store)) and protocol.member(e.place) == protocol.DOORBELL for e in path.events)
             orders = any(isinstance(e, Rmw) and e.kind == "cas" and protocol.member(e.place) in protocol.ORDER_QUEUES for e in path.events)
-            if posts and not orders and possible(path, version):
+            if posts and not orders and possible(path, version) and not _submits_nothing(path):
                 yield function, path
+
+
+def _submits_nothing(path: Path) -> bool:
+    """Whether the path knows the index after a submission to be the one before it."""
+    sums = ((c[2], c[3]) for c, value in path.known.items() if value and c[:2] == ("op", "=="))
+    return any(a[:2] == ("op", "+") and b in a[2:] for pair in sums for a, b in (pair, pair[::-1]))
 
 
 def _won(path: Path, cas: Rmw) -> bool:

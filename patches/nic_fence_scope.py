@@ -28,6 +28,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from tree_sitter import Node
+
 from patcher import protocol
 from patcher.errors import Blocked
 from patcher.facts import Facts
@@ -138,8 +140,28 @@ def _fence_before(code: Rewriter, facts: Facts, event: Store, others: Sequence[E
     site = _own_site(event, others)
     statement = own_statement(site.node)
     indent = code.indent(site.unit, statement)
+    split = _comma(site.node, statement)
+    depth = event.sites.index(site)
+    if split is not None and any(depth < len(o.sites) and contains(split[0], o.sites[depth].node) for o in others):
+        flag, step = code.state_member(site, facts, NIC_ON_GPU_FLAG), code.step(site.function)
+        between = f";\n{indent}if (!{flag})\n{indent}{step}__threadfence_system();\n{indent}"
+        code.edit(site.unit, split[0].end_byte, split[1].start_byte, between)
+        return
     flag = code.state_member(site, facts, NIC_ON_GPU_FLAG)
     code.insert_before(site.unit, statement, [f"{indent}if (!{flag})", f"{indent}{code.step(site.function)}__threadfence_system();"])
+
+
+def _comma(node: Node, statement: Node) -> tuple[Node, Node] | None:
+    """The two sides of the comma that ``node`` stands right of, in a statement."""
+    at_: Node | None = node
+    while at_ is not None and contains(statement, at_):
+        parent = at_.parent
+        if parent is not None and parent.type == "comma_expression":
+            left, right = parent.child_by_field_name("left"), parent.child_by_field_name("right")
+            if left is not None and right is not None and contains(right, node):
+                return left, right
+        at_ = parent
+    return None
 
 
 def _own_site(event: Event, others: Sequence[Event]) -> Site:

@@ -24,10 +24,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from tree_sitter import Node
+
 from patcher.errors import Blocked
 from patcher.facts import Facts, rc_index
 from patcher.fix import Case, Fix
-from patcher.machine import Path
 from patcher.machine.terms import Term, spell, value_path, walk
 from patcher.model import Evidence, Judgement, Obligation
 from patcher.protocol import QP_MAJOR_SINCE, Version
@@ -94,13 +95,14 @@ def judge(facts: Facts, version: Version) -> list[Judgement]:
     return verdicts(bad, _ORDER, good) if facts.lookup else []
 
 
-def _lookups(facts: Facts, version: Version) -> list[tuple[Function, Path, Term]]:
+def _lookups(facts: Facts, version: Version) -> list[tuple[Function, Function, Term]]:
+    """Each lookup with the function that takes the QP out of the array, and the index."""
     found = []
-    for function in facts.lookup:
+    for function, inner in facts.lookup:
         for path in facts.paths(function):
             index = rc_index(path.result)
             if index is not None and possible(path, version):
-                found.append((function, path, index))
+                found.append((function, inner, index))
     return found
 
 
@@ -109,32 +111,46 @@ def rewrite(code: Rewriter) -> None:
     wrong: dict[tuple[str, int], tuple[Function, Term, set[bool]]] = {}
     for facts, version in code.worlds():
         expected = "qp-major" if version >= QP_MAJOR_SINCE else "pe-major"
-        for function, _, index in _lookups(facts, version):
+        for _, inner, index in _lookups(facts, version):
             if layout(index) != expected or (expected == "pe-major" and _misses_devices(index)):
-                key = (function.unit.path, function.node.start_byte)
-                wrong.setdefault(key, (function, index, set()))[2].add(version >= QP_MAJOR_SINCE)
+                key = (inner.unit.path, inner.node.start_byte)
+                own = next((i for p in facts.paths(inner) if (i := rc_index(p.result)) is not None), index)
+                wrong.setdefault(key, (inner, own, set()))[2].add(version >= QP_MAJOR_SINCE)
     for function, index, sides in wrong.values():
         _mend(code, function, index, sides)
 
 
 def _mend(code: Rewriter, function: Function, index_term: Term, sides: set[bool]) -> None:
     unit = function.unit
-    taken = [
-        s for s in descendants(function.body, "subscript_expression") if unit.source(s.child_by_field_name("argument") or s).endswith("rcs")
-    ]
+    taken = _taken(function)
     if len(taken) != 1:
         raise Blocked(f"{unit.path}:{function.line}: `{function.name}` looks QPs up in {len(taken)} places; one was expected")
-    owner, indices = taken[0].child_by_field_name("argument"), taken[0].child_by_field_name("indices")
-    if owner is None or indices is None or not indices.named_children:
-        raise Blocked(f"{unit.path}:{function.line}: the index of `{function.name}` is not understood")
-    index, rcs = indices.named_children[0], unit.source(owner)
+    owner, index = taken[0]
+    rcs = unit.source(owner)
     pe, qp = _names(function, index_term)
     count = _count(function, rcs, _misses_devices(index_term))
-    statement = statement_of(taken[0])
-    new = code.replaced(unit, statement, (index, f"({qp} % {_bracketed(count)}) * nvshmemi_device_state_d.npes + {pe}"))
-    old = code.replaced(unit, statement, (index, f"{pe} * {_bracketed(count)} + {qp} % {_bracketed(count)}"))
+    statement = statement_of(index)
+    count = _bracketed(count)
+    forms = (f"({qp} % {count}) * nvshmemi_device_state_d.npes + {pe}", f"{pe} * {count} + {qp} % {count}")
+    bracket = "({})" if index.type == "parenthesized_expression" else "{}"
+    new, old = (code.replaced(unit, statement, (index, bracket.format(form))) for form in forms)
     comment = ["// RC QPs are laid out [QP][PE] since NVSHMEM 3.5.0, and [PE][QP] before"]
     code.guard(unit, statement, QP_MAJOR_SINCE, new if True in sides else None, old if False in sides else None, comment)
+
+
+def _taken(function: Function) -> list[tuple[Node, Node]]:
+    """The places that take a QP out of ``rcs``: the array and the index."""
+    unit, found = function.unit, []
+    for node in descendants(function.body, "subscript_expression", "binary_expression"):
+        if node.type == "subscript_expression":
+            owner, indices = node.child_by_field_name("argument"), node.child_by_field_name("indices")
+            index = next((c for c in indices.named_children if c.type != "comment"), None) if indices is not None else None
+        else:
+            owner, index = node.child_by_field_name("left"), node.child_by_field_name("right")
+            index = index if any(c.type == "+" for c in node.children) else None
+        if owner is not None and index is not None and unit.source(owner).endswith("rcs"):
+            found.append((owner, index))
+    return found
 
 
 def _names(function: Function, index: Term) -> tuple[str, str]:

@@ -119,6 +119,8 @@ def _judge_publish(turn: Turn, slot: bool, bad: dict[str, list[Evidence]], good:
         return
     published = [e for e in touched if isinstance(e, Rmw)]
     if turn.mode is None and not published:
+        if _deferred(turn):
+            return
         bad["publish"].append(at(turn.cas.outer, "in async mode nothing is published to the proxy"))
         return
     advances = [e for e in turn.path.events if isinstance(e, Rmw) and protocol.member(e.place) == PROD_IDX]
@@ -171,6 +173,8 @@ def rewrite(code: Rewriter) -> None:
         _mend_publish(code, facts, version)
     for facts, version in old:
         _keep_from_old(code, facts, version)
+        if not new:
+            _keep_doorbell(code, facts, version)
 
 
 def _mend_queue(code: Rewriter, new: Sequence[tuple[Facts, Version]], old: Sequence[tuple[Facts, Version]]) -> None:
@@ -247,6 +251,31 @@ def _add_publish(code: Rewriter, facts: Facts, mine: Sequence[Turn], rings: bool
                 f"{unit.path}:{unit.line(point.start_byte)}: the doorbell rings in any mode, and the wait is not a step of its own"
             )
         code.insert_after(unit, _after_fences(unit, point, mine), ["", *_publish(code, facts, turn, point, rings)])
+
+
+def _keep_doorbell(code: Rewriter, facts: Facts, version: Version) -> None:
+    """Leave before the doorbell in async mode, where the CAS was the publish."""
+    for function in facts.submit:
+        mine = [t for t in turns(facts, version) if t.function is function and t.won]
+        bad: dict[str, list[Evidence]] = defaultdict(list)
+        for turn in mine:
+            _judge_doorbell(turn, bad)
+        if bad:
+            turn, (point, *others) = mine[0], wait_points(mine)
+            unit, body = turn.cas.outer.unit, turn.function.body
+            whole = point.parent is not None and point.parent.start_byte == body.start_byte
+            if others or not whole or not function.returns_nothing:
+                raise Blocked(
+                    f"{unit.path}:{unit.line(point.start_byte)}: the doorbell rings in any mode, and the wait is not a step of its own"
+                )
+            indent, flag = code.indent(unit, point), code.state_member(turn.cas.outer, facts, protocol.ASYNC_FLAG)
+            lines = [
+                "",
+                f"{indent}// In async mode, NVSHMEM's proxy thread posts",
+                f"{indent}if ({flag})",
+                f"{indent}{code.step(function)}return;",
+            ]
+            code.insert_after(unit, _after_fences(unit, point, mine), lines)
 
 
 def _publish(code: Rewriter, facts: Facts, turn: Turn, point: Node, leave: bool) -> list[str]:

@@ -89,6 +89,10 @@ def _differ(left: Term, right: Term) -> bool:
     def split(term: Term) -> tuple[Term, int]:
         if term[:2] == ("op", "+") and term[-1][0] == "num":
             return operation("+", *term[2:-1]), term[-1][1]
+        if term[:2] == ("op", "-") and len(term) == 4 and term[3][0] == "num":
+            return term[2], -term[3][1]
+        if term[:2] == ("op", "~"):
+            return term[2], 1 << 64  # never the same as the operand
         return term, 0
 
     if left[0] == "num" and right[0] == "num":
