@@ -82,5 +82,8 @@ def select(profile: str = "default", only: Iterable[str] = (), skip: Iterable[st
     for name in (*only, *skip):
         if name not in fixes:
             raise UsageProblem(f"no fix is called `{name}`. There are: {', '.join(fixes)}.")
+    both = sorted(set(only) & set(skip))
+    if both:
+        raise UsageProblem(f"{', '.join(both)}: both selected and skipped.")
     wanted = {"default": ("default",), "strict": ("default", "strict"), "all": PROFILES}[profile]
     return tuple(f for f in fixes.values() if (f.id in only if only else f.profile in wanted) and f.id not in skip)

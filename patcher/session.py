@@ -62,7 +62,7 @@ def _stored(tree: WorkTree) -> Record | None:
 def look(session: Session, fixes: Sequence[Fix]) -> Plan:
     """The states of fixes on the checkout as it is, and what an apply would write."""
     seen = plan(session.tree, fixes, session.versions, session.recorded)
-    if session.tree.unreadable:
+    if session.tree.unreadable or session.tree.too_large:
         seen = seen._replace(before=_unread(session.tree, seen.before), after=_unread(session.tree, seen.after))
     if not seen.applied or session.record is None:
         return seen
@@ -71,8 +71,8 @@ def look(session: Session, fixes: Sequence[Fix]) -> Plan:
 
 def _unread(tree: WorkTree, statuses: Sequence[FixStatus]) -> tuple[FixStatus, ...]:
     """Nothing is absent for certain while some files can't be read."""
-    names = list(dict.fromkeys(tree.unreadable))
-    reason = f"not found in what could be read; not readable: {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if names[3:] else "")
+    names = list(dict.fromkeys([*tree.unreadable, *tree.too_large]))
+    reason = f"not found in what could be read; passed over: {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if names[3:] else "")
     return tuple(s._replace(state=State.BLOCKED, reason=reason) if s.state is State.ABSENT else s for s in statuses)
 
 
@@ -90,7 +90,8 @@ def target(session: Session, fixes: Sequence[Fix], seen: Plan) -> Target:
     """
     held = {s.id for s in seen.before if s.state is State.APPLIED}
     kept = [f for f in _known(session.recorded) if f.id in held or f.id not in {s.id for s in seen.before}]
-    return _from_base(session, {f.id: f for f in (*kept, *(f for f in fixes if f.id in seen.applied))})
+    wanted = {f.id: f for f in (*kept, *(f for f in fixes if f.id in seen.applied))}
+    return _from_base(session, wanted, seen if session.record is None and set(wanted) == set(seen.applied) else None)
 
 
 def without(session: Session, fixes: Sequence[Fix]) -> Target:
@@ -109,11 +110,11 @@ def _known(ids: frozenset[str]) -> list[Fix]:
     return [fixes[i] for i in sorted(ids)]
 
 
-def _from_base(session: Session, wanted: dict[str, Fix]) -> Target:
+def _from_base(session: Session, wanted: dict[str, Fix], made: Plan | None = None) -> Target:
     from patcher.record import FixRecord, record_of
 
     base = session.base()
-    made = plan(base, wanted.values(), session.versions)
+    made = made or plan(base, wanted.values(), session.versions)
     blocked = [s for s in made.before if s.state is State.BLOCKED]
     if blocked:
         raise Blocked("; ".join(f"{s.id}: {s.reason}" for s in blocked))

@@ -66,7 +66,8 @@ def _pointer(site: Site, place: Term) -> Node | None:
         if len(inner) == 1:
             return argument(inner[0], 0)
     elif node.type in ("field_expression", "pointer_expression", "subscript_expression"):
-        return node
+        inner = node.child_by_field_name("argument") if node.type == "pointer_expression" else None
+        return inner if inner is not None and _parameter(site.function, inner) is not None and len(site.function.parameters) == 1 else node
     for name in descendants(node, "identifier"):
         held = site.names.get((name.text or b"").decode("utf-8", "replace"), ("none",))
         if site.env.get(held) == address(place):
