@@ -91,7 +91,7 @@ def target(session: Session, fixes: Sequence[Fix], seen: Plan) -> Target:
     held = {s.id for s in seen.before if s.state is State.APPLIED}
     kept = [f for f in _known(session.recorded) if f.id in held or f.id not in {s.id for s in seen.before}]
     wanted = {f.id: f for f in (*kept, *(f for f in fixes if f.id in seen.applied))}
-    return _from_base(session, wanted, seen if session.record is None and set(wanted) == set(seen.applied) else None)
+    return _from_base(session, wanted, seen if session.record is None and seen.changes and set(wanted) == set(seen.applied) else None)
 
 
 def without(session: Session, fixes: Sequence[Fix]) -> Target:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,7 +35,8 @@ class Repository:
     def object(self, name: str) -> tuple[str, bytes]:
         """Kind and content of an object."""
         if self._reader is None:
-            self._reader = subprocess.Popen(["git", "-C", self.folder, "cat-file", "--batch"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            command = ["git", "-C", self.folder, "cat-file", "--batch"]
+            self._reader = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         pipe_in, pipe_out = self._reader.stdin, self._reader.stdout
         assert pipe_in is not None and pipe_out is not None
         pipe_in.write(name.encode() + b"\n")
@@ -112,11 +112,3 @@ class GitTree:
 
     def exists(self, path: str) -> bool:
         return path in self.files or any(p.startswith(path + "/") for p in self.files)
-
-    def write(self, folder: str) -> None:
-        """Put the source files on disk."""
-        for path in self.paths():
-            target = os.path.join(folder, path)
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            with open(target, "wb") as file:
-                file.write(self.read(path))

@@ -35,6 +35,10 @@ LARGEST_WHOLE = 160 << 20
 """Where the server has no ranges, larger wheels are not fetched: a CI machine has neither the time nor the disk."""
 
 
+_dead: set[str] = set()
+"""Hosts that could not be reached: not tried again and again."""
+
+
 class Unreachable(AssertionError):
     """The index, or a file of it, could not be had: a failed test, not a skipped one."""
 
@@ -61,7 +65,8 @@ def index_url() -> str:
         shown = subprocess.run([sys.executable, "-m", "pip", "download", "--help"], env=environment, capture_output=True, text=True)
         match = re.search(r"--index-url <url>.*?\(default\s+(\S+?)\)", shown.stdout, re.S)
         if match is None:
-            raise Unreachable(f"pip names no package index (`{sys.executable} -m pip download --help`): {shown.stderr.strip() or 'no default is shown'}")
+            why = shown.stderr.strip() or "no default is shown"
+            raise Unreachable(f"pip names no package index (`{sys.executable} -m pip download --help`): {why}")
         found = match[1]
     return found.rstrip("/")
 
@@ -88,13 +93,15 @@ def _open(url: str, headers: dict[str, str]) -> HTTPResponse:
         url = urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
     request = urllib.request.Request(url, headers={"User-Agent": "deepep-patch-tests", **headers})
     response = urllib.request.urlopen(request, timeout=60, context=_context())
-    assert isinstance(response, HTTPResponse)
+    if not isinstance(response, HTTPResponse):
+        raise OSError("only an index that is reached by HTTP can be read")
     return response
 
 
 def _fetch(url: str, headers: dict[str, str]) -> tuple[int, Any, bytes]:
     """Status, headers and body; a few tries, since an index is not always at its best."""
-    for left in reversed(range(TRIES)):
+    host = urllib.parse.urlsplit(url).netloc
+    for left in reversed(range(1 if host in _dead else TRIES)):
         try:
             with _open(url, headers) as response:
                 return response.status, response.headers, response.read()
@@ -103,6 +110,7 @@ def _fetch(url: str, headers: dict[str, str]) -> tuple[int, Any, bytes]:
                 raise Unreachable(_told(url, f"HTTP {error.code} {error.reason}")) from error
         except (OSError, HTTPException) as error:
             if left == 0:
+                _dead.add(host)
                 raise Unreachable(_told(url, str(error))) from error
         time.sleep(2.0 ** (TRIES - 1 - left))
     raise AssertionError("not reached")
@@ -111,8 +119,8 @@ def _fetch(url: str, headers: dict[str, str]) -> tuple[int, Any, bytes]:
 def _told(url: str, why: str) -> str:
     bare = urllib.parse.urlsplit(url)
     return (
-        f"{bare.scheme}://{bare.netloc.rpartition('@')[2]}{bare.path}: {why}. These tests read NVSHMEM's headers from the package index that pip "
-        "is configured for. Set DEEPEP_PATCH_OFFLINE=1 to skip them on purpose."
+        f"{bare.scheme}://{bare.netloc.rpartition('@')[2]}{bare.path}: {why}. These tests read NVSHMEM's headers from the package "
+        "index that pip is configured for. Set DEEPEP_PATCH_OFFLINE=1 to skip them on purpose."
     )
 
 
@@ -251,7 +259,7 @@ def _unpack_members(listed: Listed, prefix: str, folder: Path) -> None:
                 raise
         file = io.BytesIO(checked(listed))
     started = time.monotonic()
-    with zipfile.ZipFile(file) as archive:  # type: ignore[arg-type]
+    with zipfile.ZipFile(file) as archive:
         wanted = [i for i in archive.infolist() if i.filename.startswith(prefix) and not i.is_dir()]
         assert wanted, f"{listed.name} has nothing below {prefix}"
         for info in sorted(wanted, key=lambda i: i.header_offset):

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 import registry_files as registry
 from patcher.errors import Exit
 from patcher.fix import select
@@ -58,10 +59,10 @@ def test_nvshmem_keeps_its_own_protocol(version: Version) -> None:
 
 @pytest.mark.parametrize("border", [PROXY_SLOT_SINCE, QP_MAJOR_SINCE], ids=str)
 def test_nvshmem_does_not_keep_the_protocol_of_the_other_side(border: Version) -> None:
-    # Judged as the release before the border, the header of the border must fail: the judgement is no rubber stamp.
-    before = RELEASES[RELEASES.index(border) - 1]
+    # Judged as the release before the border, the first headers after it must fail: the judgement is no rubber stamp.
+    before, since = max(v for v in RELEASES if v < border), min(v for v in RELEASES if v >= border)
     wanted = {PROXY_SLOT_SINCE: "submit-order", QP_MAJOR_SINCE: "rc-layout"}[border]
-    for tree, judged in ((border, before), (before, border)):
+    for tree, judged in ((since, before), (before, since)):
         session = open_session(str(headers_of(tree)), str(judged), "default")
         states = {s.id: s.state for s in look(session, select()).before}
         assert not states[wanted].settled, f"NVSHMEM {tree} judged as {judged}"
