@@ -185,7 +185,7 @@ def understood(facts: Facts, order: Sequence[str]) -> list[Judgement] | None:
         return [Judgement(name, Verdict.UNKNOWN, second) for name in order]
     hidden = [e for f in facts.submit for p in facts.paths(f) for e in p.events if isinstance(e, (Call, Opaque)) and _touches(e)]
     if not hidden:
-        lost = [t for t in turns(facts, facts.versions[0])]
+        lost = list(turns(facts, facts.versions[0]))
         if any(t.won for t in lost):
             return None
         where = (

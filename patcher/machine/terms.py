@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from patcher.source.integers import fold
+
 Term = tuple[Any, ...]
 
 TRUE: Term = ("num", 1)
@@ -44,7 +46,7 @@ def address(place: Term) -> Term:
 def operation(operator: str, *operands: Term) -> Term:
     """An operation, constants folded, commutative operands in one order."""
     if len(operands) == 2 and operands[0][0] == "num" and operands[1][0] == "num":
-        folded = _fold(operator, operands[0][1], operands[1][1])
+        folded = fold(operator, operands[0][1], operands[1][1])
         if folded is not None:
             return number(folded)
     if operator in ("+", "*"):
@@ -69,36 +71,6 @@ def operation(operator: str, *operands: Term) -> Term:
     if operator in _COMMUTATIVE:
         return ("op", operator, *sorted(operands, key=repr))
     return ("op", operator, *operands)
-
-
-def _fold(operator: str, left: int, right: int) -> int | None:
-    match operator:
-        case "+":
-            return left + right
-        case "-":
-            return left - right
-        case "*":
-            return left * right
-        case "/":
-            return left // right if right else None
-        case "%":
-            return left % right if right else None
-        case "&":
-            return left & right
-        case "|":
-            return left | right
-        case "^":
-            return left ^ right
-        case "<<":
-            return left << right if 0 <= right < 128 else None
-        case ">>":
-            return left >> right if 0 <= right < 128 else None
-        case "==":
-            return int(left == right)
-        case ">":
-            return int(left > right)
-        case _:
-            return None
 
 
 def walk(term: Term) -> Iterator[Term]:

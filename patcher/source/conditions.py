@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from patcher.source.integers import fold
+
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>0[xX][0-9a-fA-F]+|\d+)[uUlL]*|(?P<name>[A-Za-z_]\w*)"
     r"|(?P<op>\|\||&&|==|!=|<=|>=|<<|>>|[-+*/%<>!~&|^()?:,])|(?P<other>\S))"
@@ -26,7 +28,6 @@ _LEVELS: tuple[tuple[str, ...], ...] = (
     ("+", "-"),
     ("*", "/", "%"),
 )
-_MAX_EXPANSIONS = 64
 
 
 class Macro(NamedTuple):
@@ -47,7 +48,6 @@ class _Parser:
     def __init__(self, text: str, macros: Mapping[str, Macro]) -> None:
         self.macros = macros
         self.names: set[str] = set()
-        self.budget = _MAX_EXPANSIONS
         self.tokens = self._tokens(text)
         self.at = 0
 
@@ -121,15 +121,16 @@ class _Parser:
             arguments = self.arguments()
         if name == "true":
             return 1
-        if macro is None or self.budget == 0:
+        if macro is None:
             return 0
-        self.budget -= 1
         body = macro.body
         if macro.parameters and arguments is not None:
             for parameter, argument in zip(macro.parameters, arguments, strict=False):
                 body = re.sub(rf"\b{re.escape(parameter)}\b", f"({argument})", body)
-        self.tokens[self.at : self.at] = ["(", *self._tokens(body), ")"]
-        return self.unary()
+        inner = _Parser(body, {n: m for n, m in self.macros.items() if n != name})
+        value = inner.ternary()
+        self.names |= inner.names
+        return value
 
     def arguments(self) -> list[str]:
         self.take()
@@ -147,44 +148,15 @@ class _Parser:
         return [*out, " ".join(current)]
 
 
+_WORDS = {"bitor": "|", "xor": "^", "bitand": "&", "not_eq": "!="}
+
+
 def _apply(operator: str, left: int, right: int) -> int:
-    match operator:
-        case "||" | "or":
-            return int(bool(left) or bool(right))
-        case "&&" | "and":
-            return int(bool(left) and bool(right))
-        case "|" | "bitor":
-            return left | right
-        case "^" | "xor":
-            return left ^ right
-        case "&" | "bitand":
-            return left & right
-        case "==":
-            return int(left == right)
-        case "!=" | "not_eq":
-            return int(left != right)
-        case "<":
-            return int(left < right)
-        case ">":
-            return int(left > right)
-        case "<=":
-            return int(left <= right)
-        case ">=":
-            return int(left >= right)
-        case "<<":
-            return left << min(max(right, 0), 64)
-        case ">>":
-            return left >> min(max(right, 0), 64)
-        case "+":
-            return left + right
-        case "-":
-            return left - right
-        case "*":
-            return left * right
-        case "/":
-            return left // right if right else 0
-        case _:
-            return left % right if right else 0
+    if operator in ("||", "or"):
+        return int(bool(left) or bool(right))
+    if operator in ("&&", "and"):
+        return int(bool(left) and bool(right))
+    return fold(_WORDS.get(operator, operator), left, right) or 0
 
 
 def evaluate(expression: str, macros: Mapping[str, Macro]) -> Evaluation:
