@@ -67,7 +67,8 @@ def _pointer(site: Site, place: Term) -> Node | None:
             return argument(inner[0], 0)
     elif node.type in ("field_expression", "pointer_expression", "subscript_expression"):
         target = node.child_by_field_name("argument") if node.type == "pointer_expression" else None
-        return target if target is not None and _parameter(site.function, target) is not None and len(site.function.parameters) == 1 else node
+        reads_parameter = target is not None and _parameter(site.function, target) is not None and len(site.function.parameters) == 1
+        return target if reads_parameter else node
     for name in descendants(node, "identifier"):
         held = site.names.get((name.text or b"").decode("utf-8", "replace"), ("none",))
         if site.env.get(held) == address(place):
