@@ -142,7 +142,9 @@ def carry_out(fixes: Sequence[Fix], now: Reading, kept: Sequence[Fix]) -> Readin
         rewriter = Rewriter(now.groups)
         fix.rewrite(rewriter)
         if not any(rewriter.edits.values()):
-            raise Blocked(f"no rewrite of {fix.id} fits this code")
+            open_ = next((j for j in judge(fix, now)[0] if j.verdict is not Verdict.HOLDS and j.evidence), None)
+            where = f"{open_.evidence[0].path}:{open_.evidence[0].line}: {open_.evidence[0].note}: " if open_ is not None else ""
+            raise Blocked(f"{where}no rewrite of {fix.id} fits this code")
         for path, made in rewriter.edits.items():
             _merge_edits(path, edits.setdefault(path, []), made)
     files = {path: apply_edits(now.tree.read(path), made) for path, made in edits.items()}

@@ -27,13 +27,13 @@ from patcher import protocol
 from patcher.errors import Blocked
 from patcher.facts import Facts, awaited_frontiers
 from patcher.fix import Case, Fix
-from patcher.machine import Load, Path
+from patcher.machine import Load, Path, Store
 from patcher.model import Evidence, Judgement, Obligation, Verdict
 from patcher.protocol import PROXY_QUEUE, PROXY_SLOT_SINCE, READY_HEAD, Version
 from patcher.rewrite import Rewriter
 from patcher.source.unit import Function
 from patches._address import Origin, both_queues, origin, ready_instead
-from patches._submit import at, at_function, flag_value, possible, verdicts
+from patches._submit import at, at_function, flag_value, possible, turns, understood, verdicts
 
 _ORDER = ("frontier",)
 
@@ -49,6 +49,8 @@ def judge(facts: Facts, version: Version) -> list[Judgement]:
     """Judge every path of every function that drains a QP."""
     if facts.problems:
         return [Judgement("frontier", Verdict.UNKNOWN, tuple(Evidence(p.path, p.line, p.line, p.what) for p in facts.problems))]
+    if facts.quiet and (why_not := _unsettled(facts, version)) is not None:
+        return why_not
     bad: dict[str, list[Evidence]] = defaultdict(list)
     good: dict[str, list[Evidence]] = defaultdict(list)
     for function in facts.quiet:
@@ -71,6 +73,21 @@ def judge(facts: Facts, version: Version) -> list[Judgement]:
         evidence = tuple(Evidence(p.path, p.line, p.line, f"whether this drains a queue pair is not known: {p.what}") for p in facts.tried)
         return [Judgement("frontier", Verdict.UNKNOWN, evidence)]
     return verdicts(bad, _ORDER, good) if facts.quiet else []
+
+
+def _unsettled(facts: Facts, version: Version) -> list[Judgement] | None:
+    """Quiet is not moved to a frontier where it is not known that submissions can be made to advance it."""
+    if not facts.submit:
+        return None
+    why_not = understood(facts, _ORDER)
+    lost = [
+        t
+        for t in turns(facts, version)
+        if not t.won and any(protocol.member(e.place) == protocol.DOORBELL for e in t.after if isinstance(e, Store))
+    ]
+    if why_not is None and lost:
+        why_not = [Judgement("frontier", Verdict.UNKNOWN, (at(lost[0].cas.outer, "submissions here can go on without their turn"),))]
+    return why_not
 
 
 def _load(path: Path) -> Load | None:

@@ -54,9 +54,17 @@ class Interpreter(Calls):
                 position = target
 
     def _expression(self, node: Node) -> None:
+        if node.has_error and b"asm" not in (node.text or b"") and not self._is_macro_alone(node):
+            self.fail(node, f"not understood: `{' '.join(text_of(node).split())[:60]}`")
         for child in named(node):
             if child.type != "comment":
                 self.value(child)
+
+    def _is_macro_alone(self, node: Node) -> bool:
+        """Whether a statement is a macro of the file that brings its own semicolon or block."""
+        inner = named(node)[0] if len(named(node)) == 1 else node
+        callee = part(inner, "function") if inner.type == "call_expression" else inner
+        return callee is not None and not inner.has_error and text_of(callee) in self.unit.macros
 
     def _declaration(self, node: Node) -> None:
         written = part(node, "type")
@@ -150,7 +158,7 @@ class Interpreter(Calls):
         condition, body = part(node, "condition"), part(node, "body")
         if condition is None or body is None:
             self.fail(node, "a loop without its parts")
-        self._loop(lambda: self._condition(condition), body, None)
+        self._loop(condition, lambda: self._condition(condition), body, None)
 
     def _for(self, node: Node) -> None:
         names = dict(self.state.names)
@@ -160,17 +168,18 @@ class Interpreter(Calls):
             self.fail(node, "a loop without a body")
         if initial is not None:
             self.run(initial)
-        self._loop(lambda: self.value(condition) if condition is not None else TRUE, body, update)
+        self._loop(condition, lambda: self.value(condition) if condition is not None else TRUE, body, update)
         self.state.names = names
 
-    def _loop(self, condition: Callable[[], Term], body: Node, update: Node | None) -> None:
+    def _loop(self, test: Node | None, condition: Callable[[], Term], body: Node, update: Node | None) -> None:
         spins = not [c for c in named(body) if c.type not in ("comment", "continue_statement")]
+        self._forget(test)
         if spins and update is None:
             self.state.truth(condition(), want=False)
             return
         if not self.state.truth(condition()):
             return
-        self._forget(body, update)
+        self._forget(test, body, update)
         try:
             self.run(body)
         except Broke:
@@ -211,12 +220,14 @@ class Interpreter(Calls):
         condition, body = part(node, "condition"), part(node, "body")
         if condition is None or body is None:
             self.fail(node, "a loop without its parts")
+        self._forget(condition, body)
         try:
             self.run(body)
         except Broke:
             return
         except Continued:
             pass
+        self._forget(condition)
         self._again(lambda: self.value(condition))
 
     def _range(self, node: Node) -> None:

@@ -1,0 +1,1 @@
+"""The sample checkout spelled otherwise: one module for each kind of drift."""
