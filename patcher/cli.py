@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import signal
 import sys
@@ -90,6 +91,7 @@ def main() -> None:
 
     Exit codes: 0 settled, 1 something is needed, 2 usage, 3 blocked or unknown, 4 a tool is missing, 5 refused to write.
     """
+    gc.disable()  # a run is over before garbage matters, and looking for cycles among syntax nodes is a tenth of it
     signal.signal(signal.SIGTERM, _terminated)
 
 
