@@ -54,10 +54,17 @@ def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
             say(click.style("error: ", fg="red", bold=True) + "code in this tree is nested too deeply to be read. Nothing was changed.")
             sys.exit(int(Exit.BLOCKED))
         except KeyboardInterrupt as error:
+            _finish()
             say(f"interrupted: {str(error) or 'the checkout is as it was'}")
             sys.exit(130)
 
     return run
+
+
+def _finish() -> None:
+    """All is decided, only words are left: an interrupt now would say what is not so."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)  # not SIG_IGN: that, a child would inherit
 
 
 def say(text: str) -> None:
@@ -102,15 +109,20 @@ def _terminated(number: int, frame: FrameType | None) -> NoReturn:
 def _open(checkout: str, nvshmem: str | None, profile: str, quiet: bool) -> Session:
     session = open_session(checkout, nvshmem, profile)
     if not quiet:
-        for path in session.tree.too_large:
-            say(f"{path}: passed over, too large for source")
-        for path in session.tree.unreadable:
-            say(f"{path}: passed over, not readable")
-        for path in session.tree.astray:
-            say(f"{path}: passed over, a link that leads nowhere or out of the checkout")
+        _tell(session)
+    return session
+
+
+def _tell(session: Session) -> None:
+    """Log what was passed over, and what an earlier run has left."""
+    for path in session.tree.too_large:
+        say(f"{path}: passed over, too large for source")
+    for path in session.tree.unreadable:
+        say(f"{path}: passed over, not readable")
+    for path in session.tree.astray:
+        say(f"{path}: passed over, a link that leads nowhere or out of the checkout")
     if session.tree.exists(FOLDER) and _interrupted(session):
         say("an earlier run was interrupted or is at work: the next apply or revert finishes or undoes it")
-    return session
 
 
 def _interrupted(session: Session) -> bool:
@@ -256,17 +268,23 @@ def _change(checkout: str, nvshmem: str | None, profile: str, quiet: bool, chang
     """Run a change under the checkout's lock, after what an interrupted run left is put right."""
     from patcher import transaction
 
-    root = open_session(checkout, nvshmem, profile).tree.root
+    first = _open(checkout, nvshmem, profile, True)
+    root = first.tree.root
     with transaction.locked(root):
         recovered = transaction.recover(root)
         if recovered and not quiet:
             say(recovered)
-        session = _open(checkout, nvshmem, profile, quiet)
+        # What was read before the lock is still good: the writer refuses where a file has changed since.
+        untouched = recovered is None and first.record is None and transaction.read_record(root) is None
+        session = first if untouched else open_session(checkout, nvshmem, profile)
+        if not quiet:
+            _tell(session)
         try:
             told = change(session)
         except KeyboardInterrupt as error:
             ended = _how_it_ended(session)
             raise KeyboardInterrupt(str(error) or ended) from error
+        _finish()
     if not quiet:
         for line in told:
             say(line)

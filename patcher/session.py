@@ -71,9 +71,14 @@ def look(session: Session, fixes: Sequence[Fix]) -> Plan:
 
 def _unread(tree: WorkTree, statuses: Sequence[FixStatus]) -> tuple[FixStatus, ...]:
     """Nothing is absent for certain while some files can't be read."""
-    names = list(dict.fromkeys([*tree.unreadable, *tree.too_large]))
-    reason = f"not found in what could be read; passed over: {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if names[3:] else "")
+    kinds = (("not readable", tree.unreadable), ("too large for source", tree.too_large))
+    told = [f"{what}: {_listed(list(dict.fromkeys(names)))}" for what, names in kinds if names]
+    reason = f"not found in what could be read; {'; '.join(told)}"
     return tuple(s._replace(state=State.BLOCKED, reason=reason) if s.state is State.ABSENT else s for s in statuses)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
 
 
 class Target(NamedTuple):
