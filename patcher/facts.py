@@ -26,7 +26,7 @@ from patcher.tree import FileTree
 
 _DEVICE = {"__CUDA_ARCH__": Macro("900"), "__CUDACC__": Macro("1"), "__cplusplus": Macro("201703")}
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*["<]([^">]+)[">]', re.M)
-_QUEUE = re.compile(rb"tx_wq|\.rcs\[")
+_QUEUE = re.compile(rb"tx_wq|\brcs\b")
 _CAS = re.compile(rb"atomicCAS|compare_exchange|\bcas\b|\.cas\.")
 _NAME_CALLED = re.compile(rb"\b([A-Za-z_]\w*)\s*(?:<[^;{}()]*>)?\s*\(")
 _RCS = re.compile(rb"\brcs\b\s*[\[+)]")

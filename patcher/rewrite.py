@@ -327,15 +327,17 @@ class Rewriter:
         led = self._lead(site, ("field", state, name))
         if led is not None:
             return led
-        getter = self._state_getter(facts, site.unit)
+        getter = self._state_getter(facts, site.unit, site.node.start_byte)
         return f"{getter}()->{name}" if getter else f"nvshmemi_ibgda_device_state_d.{name}"
 
     @staticmethod
-    def _state_getter(facts: Facts, unit: Unit) -> str | None:
+    def _state_getter(facts: Facts, unit: Unit, before: int) -> str | None:
         wanted: Term = ("addr", ("sym", "nvshmemi_ibgda_device_state_d", ""))
         for candidate in (unit, *facts.units):
             for group in candidate.functions.values():
                 for function in group:
+                    if function.unit.path == unit.path and function.node.end_byte > before:
+                        continue
                     if not function.parameters and not function.template and b"device_state_d" in (function.body.text or b""):
                         paths = facts.paths(function)
                         if len(paths) == 1 and paths[0].result == wanted:
@@ -351,12 +353,12 @@ class Rewriter:
             return f"({match[2]})({expression})"
         return f"reinterpret_cast<{match[1] if match else 'unsigned long long*'}>({expression})"
 
-    def cta_fence(self, facts: Facts, unit: Unit) -> str:
+    def cta_fence(self, facts: Facts, unit: Unit, before: int) -> str:
         """A call that fences at CTA scope: a helper that the file uses already, else CUDA's own."""
-        used = set(re.findall(rb"\b([A-Za-z_]\w*)\s*\(\s*\)\s*;", unit.text))
+        used = set(re.findall(rb"(?<![\w:.>])([A-Za-z_]\w*)\s*\(\s*\)\s*;", unit.text))
         for name in sorted(used):
             for function in facts.resolve(name.decode(), unit):
-                if function.parameters or function.template:
+                if function.parameters or function.template or (function.unit.path == unit.path and function.node.end_byte > before):
                     continue
                 paths = facts.paths(function)
                 events = paths[0].events if len(paths) == 1 else ()

@@ -164,6 +164,8 @@ def both_queues(code: Rewriter, facts: Facts, made: Origin, event: Rmw | Load) -
     unit, node = made.site.unit, ready_node(made) or made.expression
     flag = code.state_member(made.site, facts, protocol.ASYNC_FLAG)
     proxy = code.member(made.site, qp_pointer(event.place), "tx_wq.prod_idx")
+    if isinstance(event, Rmw) and b"unsigned long long" in (node.text or b""):
+        proxy = code.pointer(made.site.function, proxy)
     text = f"{flag} ? {'*' if made.direct else ''}{proxy} : {unit.source(node)}"
     bare = node.parent is not None and node.parent.type in ("parenthesized_expression", "argument_list", "init_declarator")
     return node, text if bare else f"({text})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from patcher.machine.state import atom
 from patcher.machine.terms import Term, deref, operation
 from patcher.model import Evidence, Judgement, Verdict
 from patcher.protocol import Version
-from patcher.rewrite import common_statement, contains, own_statement
+from patcher.rewrite import common_statement, contains, own_statement, qp_pointer
 from patcher.source.unit import Function
 
 
@@ -33,6 +34,7 @@ class Turn(NamedTuple):
     won: bool
     mode: bool | None
     nic_on_gpu: bool | None
+    shared: bool
 
     @property
     def queue(self) -> str:
@@ -66,26 +68,33 @@ def possible(path: Path, version: Version) -> bool:
 def turns(facts: Facts, version: Version) -> Iterator[Turn]:
     """All paths of all submit functions that order submitters."""
     for function in facts.submit:
+        shared = any(_orders(e) and e.scope >= Scope.GPU for p in facts.paths(function) for e in p.events if isinstance(e, Rmw))
         for path in facts.paths(function):
             if not possible(path, version):
                 continue
             tried = [e for e in path.events if isinstance(e, Rmw) and e.kind == "cas" and protocol.member(e.place) in protocol.ORDER_QUEUES]
             if not tried:
                 continue
-            cas = next((e for e in tried if _won(path, e)), tried[-1])
+            cas = next((e for e in tried if won(path, e)), tried[-1])
             at = path.events.index(cas)
             yield Turn(
-                function, path, cas, path.events[:at], path.events[at + 1 :], _won(path, cas),
+                function, path, cas, path.events[:at], path.events[at + 1 :], won(path, cas),
                 flag_value(path, protocol.ASYNC_FLAG), flag_value(path, protocol.NIC_ON_GPU_FLAG),
+                shared,
             )  # fmt: skip
 
 
+def _orders(event: Rmw) -> bool:
+    return event.kind == "cas" and protocol.member(event.place) in protocol.ORDER_QUEUES
+
+
 def orderless(facts: Facts, version: Version) -> Iterator[tuple[Function, Path]]:
-    """Paths of submit functions that post without an ordering CAS."""
+    """Paths of submit functions that post, or that one mode takes, without an ordering CAS."""
     for function in facts.submit:
         for path in facts.paths(function):
             posts = any(isinstance(e, (Rmw, Store)) and protocol.member(e.place) == protocol.DOORBELL for e in path.events)
             orders = any(isinstance(e, Rmw) and e.kind == "cas" and protocol.member(e.place) in protocol.ORDER_QUEUES for e in path.events)
+            posts = posts or flag_value(path, protocol.ASYNC_FLAG) is not None
             if posts and not orders and possible(path, version) and not _submits_nothing(path):
                 yield function, path
 
@@ -96,7 +105,8 @@ def _submits_nothing(path: Path) -> bool:
     return any(a[:2] == ("op", "+") and b in a[2:] for pair in sums for a, b in (pair, pair[::-1]))
 
 
-def _won(path: Path, cas: Rmw) -> bool:
+def won(path: Path, cas: Rmw) -> bool:
+    """Whether a path goes on only where a CAS succeeded."""
     condition, positive = atom(operation("==", cas.result, cas.operands[0]))
     return path.known.get(condition) is positive
 
@@ -131,11 +141,11 @@ def _wait(turn: Turn) -> Node:
 
 
 def one_cta(turn: Turn) -> bool:
-    """Whether the path is the variant for a QP that a single CTA owns: all its atomics have CTA scope.
+    """Whether the path is the variant for a QP that a single CTA owns, in a function that has one for shared QPs too.
 
     NVSHMEM's ``need_strong_flush == false``; DeepEP shares its QPs.
     """
-    return turn.cas.scope < Scope.GPU
+    return turn.cas.scope < Scope.GPU and turn.shared
 
 
 def at(site: Site, note: str, end: Node | None = None) -> Evidence:
@@ -168,6 +178,8 @@ def _unique(items: Sequence[Evidence]) -> tuple[Evidence, ...]:
 def not_understood(facts: Facts, order: Sequence[str], wanted: str) -> list[Judgement]:
     """Judgements where the role was not found: none where no device code touches a queue, unknown else."""
     nearest = nearest_candidate(facts)
+    if lost := unparsed(facts):
+        return [Judgement(name, Verdict.UNKNOWN, lost) for name in order]
     if facts.problems:
         evidence = tuple(Evidence(p.path, p.line, p.line, p.what) for p in facts.problems)
     elif nearest is not None:
@@ -177,13 +189,31 @@ def not_understood(facts: Facts, order: Sequence[str], wanted: str) -> list[Judg
     return [Judgement(name, Verdict.UNKNOWN, evidence) for name in order]
 
 
+_USED = re.compile(rb"\btx_wq\s*\.|->\s*tx_wq\b")
+_VOCABULARY = re.compile(rb"tx_wq|\\brcs\\b|wqe_counter")
+
+
+def unparsed(facts: Facts) -> tuple[Evidence, ...]:
+    """Places of device code that the grammar lost, and that have to do with queue pairs."""
+    found = []
+    for unit in facts.units:
+        used = _USED.search(unit.text)
+        if used is not None and not unit.functions:
+            line = unit.line(used.start())
+            found.append(Evidence(unit.path, line, line, "no function round this code is understood by the parser"))
+        for start, end in unit.errors:
+            if end - start > 200 and _VOCABULARY.search(unit.text, start, end):
+                found.append(Evidence(unit.path, unit.line(start), unit.line(end), "this code is not understood by the parser"))
+    return tuple(found)
+
+
 def understood(facts: Facts, order: Sequence[str]) -> list[Judgement] | None:
     """None where the submit path can be judged, else judgements that say why not (none: there is no such path)."""
     if not facts.submit or facts.problems:
         return not_understood(facts, order, "function that waits by CAS for its turn and then posts")
     if second := _second_queue(facts):
         return [Judgement(name, Verdict.UNKNOWN, second) for name in order]
-    hidden = [e for f in facts.submit for p in facts.paths(f) for e in p.events if isinstance(e, (Call, Opaque)) and _touches(e)]
+    hidden = [e for f in facts.submit for p in facts.paths(f) for e in p.events if isinstance(e, (Call, Opaque)) and _touches(facts, e, p)]
     if not hidden:
         lost = list(turns(facts, facts.versions[0]))
         if any(t.won for t in lost):
@@ -210,9 +240,14 @@ def _second_queue(facts: Facts) -> tuple[Evidence, ...]:
     return _unique(found)
 
 
-def _touches(event: Call | Opaque) -> bool:
+def _touches(facts: Facts, event: Call | Opaque, path: Path) -> bool:
+    """Whether what is not known is given a place that the protocol is about, or the whole queue pair."""
     terms = event.arguments if isinstance(event, Call) else event.operands
-    return any(protocol.member(deref(t)) in _WATCHED for t in terms)
+    if any(protocol.member(deref(t)) in _WATCHED for t in terms):
+        return True
+    pairs = {qp_pointer(e.place) for e in path.events if isinstance(e, Rmw) and _orders(e)} - {None}
+    known = isinstance(event, Call) and facts.resolve(event.name, event.inner.unit)
+    return not known and any(t in pairs for t in terms)
 
 
 def _what(event: Call | Opaque) -> str:

@@ -25,6 +25,7 @@ What is not touched
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -34,7 +35,7 @@ from patcher import protocol
 from patcher.errors import Blocked
 from patcher.facts import Facts
 from patcher.fix import Case, Fix
-from patcher.machine import Event, Scope, Site, Store
+from patcher.machine import Event, Fence, Load, Scope, Site, Store
 from patcher.model import Evidence, Judgement, Obligation
 from patcher.protocol import DOORBELL, DOORBELL_RECORD, NIC_ON_GPU_FLAG, Version
 from patcher.rewrite import Rewriter, common_statement, contains, own_statement
@@ -126,6 +127,10 @@ def _widen(code: Rewriter, facts: Facts, version: Version, turn: Turn) -> None:
             raise Blocked(f"{site.unit.path}:{site.unit.line(site.node.start_byte)}: the fence before the CAS is no statement of its own")
         indent, own = code.indent(site.unit, statement), site.unit.source(statement)
         flag = code.state_member(site, facts, NIC_ON_GPU_FLAG)
+        if not _only_fences(statement, mine):
+            lines = [f"{indent}if (!{flag})", f"{indent}{step}__threadfence_system();"]
+            code.insert_after(site.unit, statement, lines)
+            return
         text = f"if ({flag})\n{indent}{step}{own}\n{indent}else\n{indent}{step}__threadfence_system();"
         code.edit(site.unit, statement.start_byte, statement.end_byte, text)
         return
@@ -134,6 +139,16 @@ def _widen(code: Rewriter, facts: Facts, version: Version, turn: Turn) -> None:
     indent = code.indent(unit, statement)
     lines = [f"if ({flag})", f"{step}__threadfence();", "else", f"{step}__threadfence_system();"]
     code.insert_before(unit, statement, [indent + line for line in lines])
+
+
+def _only_fences(statement: Node, mine: Sequence[Turn]) -> bool:
+    """Whether a statement is a call without arguments, or assembly, that fences and does nothing else."""
+    text = (statement.text or b"").decode("utf-8", "replace")
+    if not re.fullmatch(r"[\w:]+\s*\([^()]*\)\s*;|asm\b.*|cuda::.*", text, re.S):
+        return False
+    inside = [e for t in mine for e in t.path.events if contains(statement, e.outer.node)]
+    bare = text.startswith(("asm", "cuda::")) or re.search(r"\(\s*\)", text) is not None
+    return bare and all(isinstance(e, (Fence, Load)) for e in inside)
 
 
 def _fence_before(code: Rewriter, facts: Facts, event: Store, others: Sequence[Event]) -> None:

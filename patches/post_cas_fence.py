@@ -62,7 +62,7 @@ def rewrite(code: Rewriter) -> None:
             mine = [t for t in turns(facts, version) if t.function is function and t.won]
             if any(_first_fence(t) is None for t in mine):
                 unit = mine[0].cas.outer.unit
-                fence = code.cta_fence(facts, unit)
+                fence = code.cta_fence(facts, unit, mine[0].cas.outer.node.start_byte)
                 for point in wait_points([t for t in mine if _first_fence(t) is None]):
                     indent = code.indent(unit, point)
                     lines = [f"{indent}// What follows must not be moved before the turn is won", f"{indent}{fence}"]

@@ -33,7 +33,7 @@ from patcher.protocol import PROXY_QUEUE, PROXY_SLOT_SINCE, READY_HEAD, Version
 from patcher.rewrite import Rewriter
 from patcher.source.unit import Function
 from patches._address import Origin, both_queues, origin, ready_instead
-from patches._submit import at, at_function, flag_value, possible, turns, understood, verdicts
+from patches._submit import at, at_function, flag_value, possible, turns, understood, unparsed, verdicts
 
 _ORDER = ("frontier",)
 
@@ -56,15 +56,19 @@ def judge(facts: Facts, version: Version) -> list[Judgement]:
     for function in facts.quiet:
         for path in facts.paths(function):
             found = awaited_frontiers(path.known)
-            if not found or not possible(path, version):
-                continue
             mode = flag_value(path, protocol.ASYNC_FLAG)
+            if not possible(path, version):
+                continue
+            if not found:
+                if mode is not None and not any(protocol.mentions(c, "cons_idx") for c in path.known):
+                    bad["frontier"].append(at_function(function, f"`{function.name}` waits for nothing in one mode"))
+                continue
             right = wanted(version, mode)
             load = _load(path)
             how = {True: "in async mode", False: "with handler gpu", None: "in every mode"}[mode]
             note = f"{how} `{function.name}` waits for `{', '.join(sorted(found))}`"
             place = at(load.outer, note) if load is not None else at_function(function, note)
-            if found & right:
+            if found <= right:
                 good["frontier"].append(place)
             else:
                 expected = ", ".join(sorted(right)) or f"{PROXY_QUEUE} in async mode, {READY_HEAD} else"
@@ -72,6 +76,8 @@ def judge(facts: Facts, version: Version) -> list[Judgement]:
     if not facts.quiet and facts.tried:
         evidence = tuple(Evidence(p.path, p.line, p.line, f"whether this drains a queue pair is not known: {p.what}") for p in facts.tried)
         return [Judgement("frontier", Verdict.UNKNOWN, evidence)]
+    if not facts.quiet and (lost := unparsed(facts)):
+        return [Judgement("frontier", Verdict.UNKNOWN, lost)]
     return verdicts(bad, _ORDER, good) if facts.quiet else []
 
 
@@ -126,7 +132,7 @@ def _wrong(facts: Facts, version: Version) -> Iterator[tuple[Function, Path]]:
     for function in facts.quiet:
         for path in facts.paths(function):
             found = awaited_frontiers(path.known)
-            if found and possible(path, version) and not found & wanted(version, flag_value(path, protocol.ASYNC_FLAG)):
+            if found and possible(path, version) and not found <= wanted(version, flag_value(path, protocol.ASYNC_FLAG)):
                 yield function, path
 
 

@@ -22,6 +22,7 @@ What is not touched
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 
 from tree_sitter import Node
@@ -30,11 +31,11 @@ from patcher.errors import Blocked
 from patcher.facts import Facts, rc_index
 from patcher.fix import Case, Fix
 from patcher.machine.terms import Term, spell, value_path, walk
-from patcher.model import Evidence, Judgement, Obligation
+from patcher.model import Evidence, Judgement, Obligation, Verdict
 from patcher.protocol import QP_MAJOR_SINCE, Version
 from patcher.rewrite import Rewriter, descendants, statement_of
 from patcher.source.unit import Function
-from patches._submit import at_function, possible, verdicts
+from patches._submit import at_function, possible, unparsed, verdicts
 
 _ORDER = ("layout",)
 
@@ -64,14 +65,20 @@ def layout(index: Term) -> str:
     ]
     plain = [m for m in parts if m not in by_pes and m not in by_rcs]
     if not by_pes and not by_rcs and len(plain) == 1 and len(plain[0]) == 1 and plain[0][0][0] == "sym":
-        return "qp-major"  # the first QP: id is 0
-    if by_pes and not by_rcs and len(plain) == 1 and len(plain[0]) == 1 and plain[0][0][0] == "sym":
+        return "first"  # of each PE, where a QP's number is 0: right where another path has the whole form
+    inner = {t for m in by_pes for part in m for t in walk(part)} - {t for m in by_pes for part in m for t in _hashed(part)}
+    if by_pes and not by_rcs and len(plain) == 1 and len(plain[0]) == 1 and plain[0][0][0] == "sym" and plain[0][0] not in inner:
         return "qp-major"
     if by_rcs and not by_pes and all(plain[0][0] not in m for m in by_rcs if plain):
         return "pe-major"
     if any(t[0] == "sym" and "handle" in str(t[2]) for t in walk(index)):
         return "handle"
     return ""
+
+
+def _hashed(term: Term) -> list[Term]:
+    """What an index only depends on by way of an unknown call."""
+    return [t for called in walk(term) if called[0] == "call" for t in walk(called)]
 
 
 def _misses_devices(index: Term) -> bool:
@@ -85,14 +92,31 @@ def judge(facts: Facts, version: Version) -> list[Judgement]:
     bad: dict[str, list[Evidence]] = defaultdict(list)
     good: dict[str, list[Evidence]] = defaultdict(list)
     expected = "qp-major" if version >= QP_MAJOR_SINCE else "pe-major"
-    for function, _, index in _lookups(facts, version):
+    lookups = _lookups(facts, version)
+    whole = {id(function) for function, _, index in lookups if layout(index) == "qp-major"}
+    for function, _, index in lookups:
         found = layout(index)
+        if found == "first" and id(function) in whole:
+            continue
         note = f"`{function.name}` takes rcs[{spell(index)}]" if len(spell(index)) < 200 else f"`{function.name}` takes a {found} index"
         if found == expected and not (found == "pe-major" and _misses_devices(index)):
             good["layout"].append(at_function(function, note))
         elif found != "handle":
             bad["layout"].append(at_function(function, f"{note}; NVSHMEM's layout is {expected}"))
+    if not facts.lookup and (hidden := _hidden(facts)):
+        return [Judgement("layout", Verdict.UNKNOWN, hidden)]
     return verdicts(bad, _ORDER, good) if facts.lookup else []
+
+
+def _hidden(facts: Facts) -> tuple[Evidence, ...]:
+    """Places that take QPs out of ``globalmem.rcs`` in a way that is not followed."""
+    found = list(unparsed(facts))
+    for unit in facts.units:
+        for match in re.finditer(rb"\brcs\b", unit.text):
+            if any(f.body.start_byte <= match.start() < f.body.end_byte for group in unit.functions.values() for f in group):
+                line = unit.line(match.start())
+                found.append(Evidence(unit.path, line, line, "takes a QP out of `rcs` in a way that is not understood"))
+    return tuple(found)
 
 
 def _lookups(facts: Facts, version: Version) -> list[tuple[Function, Function, Term]]:

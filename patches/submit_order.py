@@ -41,14 +41,14 @@ from patcher import protocol
 from patcher.errors import Blocked
 from patcher.facts import Facts
 from patcher.fix import Case, Fix
-from patcher.machine import Fence, Rmw, Scope, Store
-from patcher.machine.terms import Term, spell
+from patcher.machine import Event, Fence, Rmw, Scope, Store
+from patcher.machine.terms import Term, operation, spell, walk
 from patcher.model import Evidence, Judgement, Obligation
 from patcher.protocol import DOORBELL, PROD_IDX, PROXY_QUEUE, PROXY_SLOT_SINCE, READY_HEAD, Version
 from patcher.rewrite import Rewriter, common_range, contains, qp_pointer, since, statement_of
 from patcher.source.unit import Unit
 from patches._address import argument, both_queues, origin, ready_instead
-from patches._submit import Turn, at, at_function, orderless, turns, understood, verdicts, wait_points
+from patches._submit import Turn, at, at_function, one_cta, orderless, turns, understood, verdicts, wait_points, won
 
 _ORDER = ("order", "advance", "publish", "doorbell")
 
@@ -62,8 +62,11 @@ def judge(facts: Facts, version: Version) -> list[Judgement]:
     good: dict[str, list[Evidence]] = defaultdict(list)
     rings = False
     for function, path in orderless(facts, version):
-        event = next(e for e in path.events if isinstance(e, (Rmw, Store)) and protocol.member(e.place) == DOORBELL)
-        bad["order"].append(at(event.outer, f"`{function.name}` posts on a path where it never waits for its turn"))
+        posts = [e for e in path.events if isinstance(e, (Rmw, Store)) and protocol.member(e.place) == DOORBELL]
+        if posts:
+            bad["order"].append(at(posts[0].outer, f"`{function.name}` posts on a path where it never waits for its turn"))
+        else:
+            bad["order"].append(at_function(function, f"one mode has a path through `{function.name}` that never waits for its turn"))
     for turn in turns(facts, version):
         _judge_order(turn, slot, bad, good)
         rings |= _judge_doorbell(turn, bad)
@@ -81,12 +84,32 @@ def _judge_order(turn: Turn, slot: bool, bad: dict[str, list[Evidence]], good: d
     if not turn.won:
         if any(isinstance(e, (Rmw, Store)) and protocol.member(e.place) == DOORBELL for e in turn.after) or turn.could_be(True):
             bad["order"].append(at(turn.cas.outer, "the wait for its turn can end without it, and the submission goes on"))
+    elif turn.cas.scope < Scope.GPU and not one_cta(turn):
+        bad["order"].append(at(turn.cas.outer, "the CAS has CTA scope, and other CTAs submit to the same queue pair"))
+    elif not _follows(turn):
+        bad["order"].append(at(turn.cas.outer, f"the turn passes from {spell(turn.cas.operands[0])} to {spell(turn.new_index)}"))
+    elif other := [e for e in turn.path.events if _disturbs(e, turn)]:
+        bad["order"].append(at(other[0].outer, "writes the queue that orders submitters besides the CAS"))
     elif {turn.queue} != wanted:
         bad["order"].append(
             at(turn.cas.outer, f"{mode} waits on `{turn.queue}`, NVSHMEM orders submitters by `{' or '.join(sorted(wanted))}`")
         )
     else:
         good["order"].append(at(turn.cas.outer, f"{mode} waits on `{turn.queue}`"))
+
+
+def _follows(turn: Turn) -> bool:
+    """Whether the index after the submission is the one before it and some more."""
+    base, after = turn.cas.operands[0], turn.new_index
+    parts = set(base[2:]) if base[:2] == ("op", "+") else {base}
+    return bool(base != after and (after[0] in ("sym", "call", "val") or (after[:2] == ("op", "+") and parts < set(after[2:]))))
+
+
+def _disturbs(event: Event, turn: Turn) -> bool:
+    """Whether an event writes an ordering queue, other than by a CAS that was lost."""
+    if not isinstance(event, (Rmw, Store)) or protocol.member(event.place) not in protocol.ORDER_QUEUES or event is turn.cas:
+        return False
+    return isinstance(event, Store) or event.kind != "cas" or won(turn.path, event)
 
 
 def _rings(turn: Turn) -> list[Store]:
@@ -98,15 +121,41 @@ def _judge_doorbell(turn: Turn, bad: dict[str, list[Evidence]]) -> bool:
     early = [e for e in turn.before if isinstance(e, Store) and protocol.member(e.place) == DOORBELL]
     if early:
         bad["doorbell"].append(at(early[0].outer, "the doorbell rings before the submission has its turn"))
+    if turn.mode is False:
+        _judge_gpu(turn, rings, bad)
     if rings and turn.mode is not False:
         what = "in async mode" if turn.mode else "without asking `use_async_postsend`"
         bad["doorbell"].append(at(rings[0].outer, f"the GPU's doorbell rings {what}"))
     return bool(rings)
 
 
+def _judge_gpu(turn: Turn, rings: Sequence[Store], bad: dict[str, list[Evidence]]) -> None:
+    """With handler gpu: the record before the doorbell, both with the new index, and nothing that the proxy is for."""
+    published = [e for e in turn.path.events if isinstance(e, Rmw) and protocol.member(e.place) == DOORBELL]
+    advances = [e for e in turn.path.events if isinstance(e, Rmw) and protocol.member(e.place) == PROD_IDX]
+    if published:
+        bad["doorbell"].append(at(published[0].outer, "with handler gpu, the doorbell register is changed by an atomic"))
+    if len(advances) > 1:
+        bad["doorbell"].append(
+            at(advances[0].outer, "with handler gpu, `mvars.tx_wq.prod_idx` is advanced twice: the second finds nothing to ring")
+        )
+    for ring in rings:
+        earlier = turn.path.events[: turn.path.events.index(ring)]
+        if not any(isinstance(e, Store) and protocol.member(e.place) == protocol.DOORBELL_RECORD for e in earlier):
+            bad["doorbell"].append(at(ring.outer, "the doorbell rings without its record"))
+        if turn.new_index not in set(walk(ring.value)):
+            bad["doorbell"].append(at(ring.outer, f"the doorbell rings for {spell(ring.value)}, not for {spell(turn.new_index)}"))
+
+
 def _deferred(turn: Turn) -> bool:
     """Whether the path left posting to a later submission, as NVSHMEM's batching does."""
-    return any(protocol.mentions(c, f) for c in turn.path.known for f in protocol.DEFERRAL_FIELDS)
+    for condition, value in turn.path.known.items():
+        compares = condition[:2] == ("op", "==") and turn.new_index in condition[2:] and not value
+        if compares and any(protocol.member_read(t) == protocol.RESV_HEAD for t in condition[2:]):
+            return True
+        if value and protocol.mentions(condition, "region_batch_rma_pending_qps"):
+            return True
+    return False
 
 
 def _judge_publish(turn: Turn, slot: bool, bad: dict[str, list[Evidence]], good: dict[str, list[Evidence]]) -> None:
@@ -124,20 +173,27 @@ def _judge_publish(turn: Turn, slot: bool, bad: dict[str, list[Evidence]], good:
         bad["publish"].append(at(turn.cas.outer, "in async mode nothing is published to the proxy"))
         return
     advances = [e for e in turn.path.events if isinstance(e, Rmw) and protocol.member(e.place) == PROD_IDX]
-    right = [e for e in advances if e.kind == "max" and e.operands == (turn.new_index,) and e in turn.after]
+    right = [
+        e
+        for e in advances
+        if e.kind == "max" and e.operands == (turn.new_index,) and e in turn.after and e.scope >= min(turn.cas.scope, Scope.GPU)
+    ]
     if right:
         good["advance"].append(at(right[0].outer, f"`mvars.tx_wq.prod_idx` reaches {spell(turn.new_index)}"))
         if published and turn.path.events.index(right[0]) > turn.path.events.index(published[0]):
             bad["advance"].append(at(right[0].outer, "`mvars.tx_wq.prod_idx` is advanced after the publish; NVSHMEM advances it first"))
     elif not (_deferred(turn) and not published):
         bad["advance"].append(at(turn.cas.outer, "in async mode `mvars.tx_wq.prod_idx` is left behind; NVSHMEM's poll waits for it"))
-    stale = any(not turn.path.known.get(c, True) for e in right for c in turn.path.known if e.result in c and c[:2] == ("op", ">"))
+    stale = any(turn.path.known.get(operation(">", turn.new_index, e.result)) is False for e in right)
     if not published:
         if not stale and not (_deferred(turn) and not right):
             bad["publish"].append(at(turn.cas.outer, "in async mode nothing is published to the proxy"))
         return
     event = published[0]
-    if len(published) > 1:
+    foreign = [e for e in (*right, event) if (pair := qp_pointer(e.place)) is not None and pair != qp_pointer(turn.cas.place)]
+    if foreign and qp_pointer(turn.cas.place) is not None:
+        bad["publish"].append(at(foreign[0].outer, "this is done on another queue pair than the one that was waited for"))
+    elif len(published) > 1:
         bad["publish"].append(at(published[1].outer, "publishes twice"))
     elif event in turn.before:
         bad["publish"].append(at(event.outer, "publishes before the submission has its turn"))
@@ -250,7 +306,20 @@ def _add_publish(code: Rewriter, facts: Facts, mine: Sequence[Turn], rings: bool
             raise Blocked(
                 f"{unit.path}:{unit.line(point.start_byte)}: the doorbell rings in any mode, and the wait is not a step of its own"
             )
+        if rings:
+            _nothing_follows(unit, point, mine)
         code.insert_after(unit, _after_fences(unit, point, mine), ["", *_publish(code, facts, turn, point, rings)])
+
+
+def _nothing_follows(unit: Unit, point: Node, mine: Sequence[Turn]) -> None:
+    """Raises Blocked where a way out before the doorbell would leave out more than the doorbell."""
+    posted, at_ = False, point.next_named_sibling
+    while at_ is not None:
+        rings = any(contains(at_, e.outer.node) for t in mine for e in _rings(t))
+        if posted and not rings and at_.type != "comment":
+            raise Blocked(f"{unit.path}:{unit.line(at_.start_byte)}: the doorbell rings in any mode, and more follows it")
+        posted |= rings
+        at_ = at_.next_named_sibling
 
 
 def _keep_doorbell(code: Rewriter, facts: Facts, version: Version) -> None:
@@ -268,6 +337,7 @@ def _keep_doorbell(code: Rewriter, facts: Facts, version: Version) -> None:
                 raise Blocked(
                     f"{unit.path}:{unit.line(point.start_byte)}: the doorbell rings in any mode, and the wait is not a step of its own"
                 )
+            _nothing_follows(unit, point, mine)
             indent, flag = code.indent(unit, point), code.state_member(turn.cas.outer, facts, protocol.ASYNC_FLAG)
             lines = [
                 "",

@@ -60,6 +60,8 @@ class Calls(Expressions):
             return FALSE
         if name == "atomic_thread_fence":
             scope = builtins.thread_scope(text_of(listed))
+            if "relaxed" in text_of(listed) or "memory_order_acquire" in text_of(listed):
+                return FALSE  # it releases nothing
             self.emit(node, lambda sites: Fence(sites, scope))
             return FALSE
         known = self.state.names.get(name) if callee.type == "identifier" else None
@@ -301,6 +303,8 @@ class Calls(Expressions):
 
         if opcode == "trap" or opcode == "exit":
             raise Dead
+        if opcode in ("fence", "membar") and ("acquire" in op.parts or op.predicated):
+            return True  # it releases nothing, or not always
         if opcode in ("fence", "membar"):
             proxy = "proxy" in op.parts
             scope = op.scope or (Scope.SYS if proxy else Scope.NONE)

@@ -18,6 +18,7 @@ class Instruction(NamedTuple):
 
     parts: tuple[str, ...]
     operands: tuple[str, ...]
+    predicated: bool = False
 
     @property
     def scope(self) -> Scope:
@@ -43,7 +44,7 @@ def instructions(text: str) -> list[Instruction]:
         match = _INSTRUCTION.match(statement)
         if match is None or statement.startswith("."):
             continue
-        found.append(Instruction(tuple(re.split(r"\.|::", match[1])), _operands(match[2])))
+        found.append(Instruction(tuple(re.split(r"\.|::", match[1])), _operands(match[2]), statement.startswith("@")))
     return found
 
 
