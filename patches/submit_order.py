@@ -225,12 +225,12 @@ def rewrite(code: Rewriter) -> None:
     new = [w for w in code.worlds() if w[1] >= PROXY_SLOT_SINCE]
     old = [w for w in code.worlds() if w[1] < PROXY_SLOT_SINCE]
     _mend_queue(code, new, old)
-    for facts, version in new:
-        _mend_publish(code, facts, version)
     for facts, version in old:
-        _keep_from_old(code, facts, version)
+        _keep_from_old(code, facts, version)  # first: what completes a publish then stands inside its guard
         if not new:
             _keep_doorbell(code, facts, version)
+    for facts, version in new:
+        _mend_publish(code, facts, version)
 
 
 def _mend_queue(code: Rewriter, new: Sequence[tuple[Facts, Version]], old: Sequence[tuple[Facts, Version]]) -> None:
