@@ -60,11 +60,13 @@ class Sources:
         self._fixed: dict[str, Unit] = {}
         self._varying: dict[tuple[str, Version], Unit] = {}
         self._plain: dict[str, bytes] = {}
+        self._open: set[str] = set()
         self._includes: dict[str, tuple[str, ...]] = {}
         self.runs: dict[tuple[str, int], list[Run]] = {}
         self.calls: dict[bytes, frozenset[str]] = before.calls if before is not None else {}
         if before is not None:
-            self._fixed = {p: u for p, u in before._fixed.items() if tree.read(p) is u.data}
+            same = {p for p in before._fixed if tree.read(p) is before._fixed[p].data}
+            self._fixed = {p: u for p, u in before._fixed.items() if p in same and set(before.included(p)) <= same}
 
     def unit(self, path: str, version: Version) -> Unit:
         """The unit of ``path`` as compiled against ``version``."""
@@ -73,14 +75,33 @@ class Sources:
             data = self.tree.read(path)
             if path not in self._plain:
                 self._plain[path] = without_specifiers(data)
-            found = Unit(path, data, preprocess(self._plain[path], {**_DEVICE, **version.macros()}))
-            if found.pre.asked & protocol.VERSION_MACROS:
+            given, varies = self._given(path, version)
+            found = Unit(path, data, preprocess(self._plain[path], given))
+            if varies or found.pre.asked & protocol.VERSION_MACROS:
                 same = next((u for (p, _), u in self._varying.items() if p == path and u.pre.text == found.pre.text), None)
                 found = same or found
                 self._varying[path, version] = found
             else:
                 self._fixed[path] = found
         return found
+
+    def _given(self, path: str, version: Version) -> tuple[dict[str, Macro], bool]:
+        """The macros that a file starts with, those of the tree's headers that it includes among them.
+
+        True where these differ between releases.
+        """
+        macros, varies = {**_DEVICE, **version.macros()}, False
+        self._open.add(path)
+        for name in self._direct(path):
+            if name not in self._open:
+                macros.update((n, m) for n, m in self.unit(name, version).macros.items() if n not in protocol.VERSION_MACROS)
+                varies |= (name, version) in self._varying
+        self._open.discard(path)
+        return macros, varies
+
+    def _direct(self, path: str) -> list[str]:
+        found = (self._locate(path, m.decode("utf-8", "replace")) for m in _INCLUDE.findall(self.tree.read(path)))
+        return [f for f in found if f is not None]
 
     @cached_property
     def candidates(self) -> tuple[str, ...]:

@@ -899,6 +899,7 @@ def test_interrupts_at_any_moment_leave_the_tree_before_or_after(tree: Path, men
     duration = time.monotonic() - begun
     call("revert", tree)
     chance = random.Random(11)
+    killed = (130, -signal.SIGINT)  # Python may end by the signal itself where it comes as the run winds up: 130 to a shell
     for n in range(20):
         with subprocess.Popen(
             [sys.executable, "-m", "patcher", "apply", tree], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
@@ -910,9 +911,9 @@ def test_interrupts_at_any_moment_leave_the_tree_before_or_after(tree: Path, men
         now = contents(tree)
         assert now in (before, mended), told
         if "the checkout is as it was" in told:
-            assert child.returncode == 130 and now == before
+            assert child.returncode in killed and now == before
         if "the change was complete" in told:
-            assert child.returncode == 130 and now == mended
+            assert child.returncode in killed and now == mended
         assert call("apply", tree).code == 0
         assert contents(tree) == mended
         assert call("revert", tree).code == 0

@@ -35,8 +35,8 @@ LANGUAGE = Language(tree_sitter_cpp.language())
 
 
 def without_specifiers(data: bytes) -> bytes:
-    """``data`` with CUDA's and NVSHMEM's specifiers as spaces."""
-    return _SPECIFIERS.sub(lambda m: blanked(m.group()), data)
+    """``data`` with CUDA's and NVSHMEM's specifiers, and NUL bytes, which end a file for the parser, as spaces."""
+    return _SPECIFIERS.sub(lambda m: blanked(m.group()), data.replace(b"\0", b" "))
 
 
 class Parameter(NamedTuple):
